@@ -1,0 +1,1 @@
+"""Stateless mathematics: tensors in, tensors out."""

@@ -1,0 +1,204 @@
+"""The multiview proximal map on a batch: two passes over the rows around the D x D solve."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from proxnet_tf.ops import gram_prox, spectral
+from proxnet_tf.ops.spectral import Correlation
+
+
+class MultiviewProx(NamedTuple):
+    """Result of `multiview_prox`; only `output` carries a gradient.
+
+    Attributes:
+        output: P, in the shape and dtype of x.
+        mean: mean of the valid rows, `[D]`.
+        map: D x D matrix M - I of P = X + (X - mean)(M - I), in the dtype of x.
+        residual: ||F||/||R||, float64 scalar.
+        iterations: evaluations by the solver, int32 scalar.
+        converged: whether the residual reached the tolerance.
+        correlation_before: - L (the sum of the top k eigenvalues mu) at the input, float64 scalar.
+        correlation_after: the same at the output.
+    """
+
+    output: tf.Tensor
+    mean: tf.Tensor
+    map: tf.Tensor
+    residual: tf.Tensor
+    iterations: tf.Tensor
+    converged: tf.Tensor
+    correlation_before: tf.Tensor
+    correlation_after: tf.Tensor
+
+
+class _Moments(NamedTuple):
+    centred: tf.Tensor  # rows, zero where invalid
+    mean: tf.Tensor
+    count: tf.Tensor
+    gram: tf.Tensor
+
+
+def _identity(*tensors):
+    return tensors
+
+
+def _moments(x, valid, all_reduce):
+    """Count, mean and float64 Gram matrix of the valid rows of x, `[n, D]`."""
+    kept = x if valid is None else tf.where(valid, x, tf.zeros_like(x))
+    rows = tf.shape(x)[:1] if valid is None else tf.math.count_nonzero(valid, axis=0)
+    (count, total) = all_reduce(tf.cast(rows[0], tf.float64), tf.reduce_sum(kept, 0))
+    mean = total / tf.cast(tf.maximum(count, 1.0), x.dtype)
+    centred = kept - mean
+    if valid is not None:
+        centred = tf.where(valid, centred, tf.zeros_like(centred))
+    wide = tf.cast(centred, tf.float64)
+    gram, left = all_reduce(tf.matmul(wide, wide, transpose_a=True), tf.reduce_sum(wide, 0))
+    # What rounding left in the mean.
+    gram -= left[:, None] * left / tf.maximum(count, 1.0)
+    return _Moments(centred, mean, count, gram)
+
+
+def covariance(x: tf.Tensor) -> tf.Tensor:
+    """S = Xc^T Xc / (n - 1) of the rows of x `[n, D]`, float64; zero for fewer than two rows."""
+    moments = _moments(x, None, _identity)
+    return moments.gram / tf.maximum(moments.count - 1.0, 1.0)
+
+
+def multiview_prox(
+    x: tf.Tensor,
+    lam: tf.Tensor | float,
+    correlation: Correlation,
+    *,
+    valid: tf.Tensor | None = None,
+    solver: str = "newton",
+    gradient: str = "implicit",
+    tolerance: float = 1e-9,
+    max_iterations: int = 200,
+    jit: bool = True,
+    all_reduce: Callable[..., tuple[tf.Tensor, ...]] = _identity,
+) -> MultiviewProx:
+    """P = argmin_P lam/(2n) ||P - X||_F^2 + L(P), equation (8) of the paper for J views.
+
+    The minimiser is the one that descent from P = X reaches (the problem is not convex), each
+    view staying in its own row space: constant columns come out unchanged, duplicated columns
+    stay equal. The solve is in float64 on D x D matrices, whatever n is.
+
+    Args:
+        x: views side by side, `[n, D]`, float32 or float64.
+        lam: scalar > 0; a constant of the map, without a gradient.
+        correlation: widths of the views, k, eps and the objective.
+        valid: `[n, 1]` booleans; the other rows take no part and pass unchanged.
+        solver: "newton" or "lbfgs".
+        gradient: "implicit" (exact, one D x D linear solve) or "finite_difference" (the paper's,
+            after Domke 2010: a central difference, two more solves).
+        tolerance: on the relative residual of the solve and of the implicit gradient.
+        max_iterations: of the solver.
+        jit: whether XLA compiles the inner loop.
+        all_reduce: sums tensors over replicas, for the map of a global batch; identity by default.
+
+    Returns:
+        A `MultiviewProx`. Where an input is not finite, the valid outputs are NaN. With fewer
+        than two rows, or all rows equal, P = X.
+
+    Not differentiable where mu_k = mu_{k+1} (the gradient then ignores the tie). A second
+    derivative raises `NotImplementedError`.
+    """
+    options = dict(tolerance=tolerance, jit=jit)
+    lam = tf.stop_gradient(tf.cast(lam, tf.float64))
+
+    def forward(x):
+        moments = _moments(x, valid, all_reduce)
+        finite = tf.reduce_all(tf.math.is_finite(moments.gram))
+        gram = tf.where(finite, moments.gram, tf.zeros_like(moments.gram))
+        reduction = gram_prox.reduce_gram(correlation, gram, moments.count, lam)
+        found = gram_prox.solve(
+            correlation, reduction, solver=solver, max_iterations=max_iterations, **options
+        )
+        step = tf.matmul(reduction.pinv, found.point.w - reduction.root)
+        step = tf.where(finite, step, tf.cast(np.nan, step.dtype))
+        step = tf.cast(step, x.dtype)
+        output = _kept(x + tf.matmul(moments.centred, step), x)
+        return output, step, moments, reduction, found
+
+    def _kept(changed, original):
+        return changed if valid is None else tf.where(valid, changed, original)
+
+    def implicit(y, moments, reduction, found, finite):
+        # (5): dJ/dX = Y + Yc (A - I) + Xc R^+ (U - ys A), A = (I + t Gam)^-1, H U = ys.
+        kept = y if valid is None else tf.where(valid, y, tf.zeros_like(y))
+        cross, total = all_reduce(
+            tf.cast(tf.matmul(moments.centred, kept, transpose_a=True), tf.float64),
+            tf.reduce_sum(kept, 0),
+        )
+        inside = tf.matmul(reduction.pinv, cross, transpose_a=True)
+        u = gram_prox.solve_hessian(
+            correlation, reduction, found.point, _finite_or_zero(inside), **options
+        )
+        shrink = gram_prox.shrinkage(correlation, reduction, found.point)
+        of_x = tf.matmul(reduction.pinv, u - tf.matmul(inside, shrink))
+        of_x = tf.where(finite, of_x, tf.cast(np.nan, of_x.dtype))
+        of_y = tf.cast(shrink - tf.eye(correlation.width, dtype=shrink.dtype), y.dtype)
+        mean = total / tf.cast(tf.maximum(moments.count, 1.0), y.dtype)
+        change = tf.matmul(kept - mean, of_y)
+        change += tf.matmul(moments.centred, tf.cast(of_x, y.dtype))
+        return _kept(y + change, y)
+
+    def central_difference(x, y):
+        # Step of the published code, on the central difference of Domke (2010).
+        kept = y if valid is None else tf.where(valid, y, tf.zeros_like(y))
+        size = tf.reduce_max(tf.abs(kept))
+        step = tf.math.divide_no_nan(1e-2 * (1.0 + tf.reduce_max(tf.abs(x))), size)
+        change = forward(x + step * kept)[0] - forward(x - step * kept)[0]
+        return _kept(tf.where(step > 0, change / (2.0 * step), y), y)
+
+    @tf.custom_gradient
+    def prox(x):
+        output, step, moments, reduction, found = forward(x)
+        finite = tf.reduce_all(tf.math.is_finite(step))
+        before = spectral.decompose(
+            correlation,
+            reduction.c * tf.matmul(reduction.root, reduction.root, transpose_a=True),
+            reduction.unused,
+        )
+        result = MultiviewProx(
+            output=output,
+            mean=moments.mean,
+            map=step,
+            residual=found.point.residual,
+            iterations=found.iterations,
+            converged=found.converged & finite,
+            correlation_before=tf.reduce_sum(before.selected * before.values),
+            correlation_after=tf.reduce_sum(
+                found.point.spectrum.selected * found.point.spectrum.values
+            ),
+        )
+
+        def backward(y, *_):
+            @tf.custom_gradient
+            def first(y, x):
+                if gradient == "finite_difference":
+                    answer = central_difference(x, y)
+                else:
+                    answer = implicit(y, moments, reduction, found, finite)
+
+                def second(*_):
+                    raise NotImplementedError(
+                        "The multiview proximal map provides first derivatives only. Received a "
+                        "request for the gradient of its gradient; do not put the layer under "
+                        "nested gradient tapes."
+                    )
+
+                return answer, second
+
+            return first(y, x)
+
+        return tuple(result), backward
+
+    return MultiviewProx(*prox(x))
+
+
+def _finite_or_zero(x):
+    return tf.where(tf.math.is_finite(x), x, tf.zeros_like(x))

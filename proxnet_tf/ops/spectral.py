@@ -1,0 +1,238 @@
+"""Correlation of views as a function of their covariance: value, gradient and its differential.
+
+Views X_1..X_J side by side have the covariance S (D x D). Two entrywise masks of S enter the
+generalized symmetric eigenproblem
+
+    K(S) v = mu (B(S) + eps I) v,     U^T (B(S) + eps I) U = I,     mu_1 >= mu_2 >= ...      (2)
+
+with B the blocks of the views themselves and K the blocks between views ("cca", two views, where
+the positive mu are the canonical correlations) or all blocks ("gcca"). The objectives are
+
+    cca:  L(S) = - sum_{i<=k} mu_i,          gcca:  L(S) = J k - sum_{i<=k} mu_i.
+
+Everything is evaluated in the eigenbasis: a matrix X of the original coordinates that acts on
+covariances (S, dS) becomes U^T X U, one that acts on gradients becomes U^-1 X U^-T. In both, the
+mask B turns into the same symmetric projection `blocks`, and no formula divides by the gap of two
+eigenvalues on the same side of the cut k | k+1.
+
+References: Li, Ma, Zhang (2020), equation (2) and the appendix on multiview learning; Andrew,
+Arora, Bilmes, Livescu (2013).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+# Eigenvalues below it carry no correlation; gaps across the cut below it are ties.
+TINY = 1e-9
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Which correlation of which views: everything that is known before the data.
+
+    Attributes:
+        sizes: widths d_1..d_J of the views.
+        num_components: k, at most min(d_1, d_2) for "cca" and d_1 + .. + d_J for "gcca".
+        epsilon: the ridge eps >= 0 on the (n - 1)-normalised covariance of each view.
+        objective: "cca" (exactly two views) or "gcca".
+    """
+
+    sizes: tuple[int, ...]
+    num_components: int
+    epsilon: float = 1e-4
+    objective: str = "cca"
+
+    @property
+    def width(self) -> int:
+        """D, the number of columns of all views side by side."""
+        return sum(self.sizes)
+
+    @cached_property
+    def block_mask(self) -> np.ndarray:
+        """D x D, one inside the blocks of the views."""
+        view = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        return (view[:, None] == view[None]).astype("float64")
+
+    @cached_property
+    def partner(self) -> tuple[np.ndarray, np.ndarray]:
+        """For two views: changing the sign of view 2 maps u_i to sign_i u_partner(i)."""
+        d1, d2 = self.sizes
+        partner = np.arange(self.width)[::-1].copy()
+        alone = slice(min(d1, d2), max(d1, d2))
+        partner[alone] = np.arange(self.width)[alone]
+        sign = np.ones(self.width)
+        sign[alone] = 1.0 if d1 > d2 else -1.0
+        return partner, sign
+
+
+class Spectrum(NamedTuple):
+    """Solution of (2), values in descending order.
+
+    Attributes:
+        values: mu, `[D]`. For "cca": sigma_1..sigma_m, zeros, -sigma_m..-sigma_1.
+        vectors: U, `[D, D]`, columns normalised by U^T (B + eps I) U = I.
+        inverse: U^-1.
+        rotation: the orthogonal Q in U = L^-T Q, L the Cholesky factor of B + eps I.
+        selected: `[D]`, one for i <= k with mu_i > 1e-9, else zero.
+    """
+
+    values: tf.Tensor
+    vectors: tf.Tensor
+    inverse: tf.Tensor
+    rotation: tf.Tensor
+    selected: tf.Tensor
+
+
+def decompose(
+    correlation: Correlation, covariance: tf.Tensor, unused: tf.Tensor | None = None
+) -> Spectrum:
+    """Solves (2) for a float64 covariance `[D, D]`.
+
+    Args:
+        correlation: which problem.
+        covariance: S, symmetric; where it is not finite or B + eps I is not positive definite,
+            `values` are NaN (the decompositions themselves would raise).
+        unused: block-diagonal projection onto what lies outside the row spaces of the views; B
+            is the identity there, so that eps = 0 and rank-deficient views are well defined.
+    """
+    width, sizes = correlation.width, correlation.sizes
+    eye = tf.eye(width, dtype=covariance.dtype)
+    ridge = correlation.epsilon * eye + (0.0 if unused is None else unused)
+    if correlation.objective == "cca":
+        d1, d2 = sizes
+        between = covariance[:d1, d1:]
+        if d1 == d2:  # one batched call
+            blocks = tf.stack([covariance[:d1, :d1], covariance[d1:, d1:]])
+            blocks += tf.stack([ridge[:d1, :d1], ridge[d1:, d1:]])
+            factors = tf.unstack(tf.linalg.cholesky(blocks))
+        else:
+            within = covariance + ridge
+            factors = [tf.linalg.cholesky(within[s, s]) for s in (slice(d1), slice(d1, None))]
+        whitened = tf.linalg.triangular_solve(factors[0], between)
+        whitened = tf.linalg.triangular_solve(factors[1], tf.transpose(whitened))  # T^T
+        sigma, right, left = tf.linalg.svd(_finite(whitened), full_matrices=True)
+        broken = tf.reduce_any(~tf.math.is_finite(whitened))
+        values, rotation = _paired(sigma, left, right)
+        zeros = tf.zeros((d1, d2), covariance.dtype)
+        factor = tf.concat(
+            [
+                tf.concat([factors[0], zeros], 1),
+                tf.concat([tf.transpose(zeros), factors[1]], 1),
+            ],
+            0,
+        )
+    else:
+        mask = tf.constant(correlation.block_mask, covariance.dtype)
+        factor = tf.linalg.cholesky(covariance * mask + ridge)
+        whitened = tf.linalg.triangular_solve(factor, covariance)
+        whitened = tf.linalg.triangular_solve(factor, tf.transpose(whitened))
+        broken = tf.reduce_any(~tf.math.is_finite(whitened))
+        values, rotation = tf.linalg.eigh(_finite(0.5 * (whitened + tf.transpose(whitened))))
+        values, rotation = values[::-1], rotation[:, ::-1]
+    vectors = tf.linalg.triangular_solve(factor, rotation, adjoint=True)
+    values = tf.where(broken, tf.cast(np.nan, values.dtype), values)
+    inverse = tf.matmul(rotation, factor, transpose_a=True, transpose_b=True)
+    first = tf.constant(np.arange(width) < correlation.num_components)
+    selected = tf.cast(first & (values > TINY), values.dtype)
+    return Spectrum(values, vectors, inverse, rotation, selected)
+
+
+def _finite(x):
+    return tf.where(tf.reduce_all(tf.math.is_finite(x)), x, tf.zeros_like(x))
+
+
+def _paired(sigma, left, right):
+    """Eigenvalues and -vectors of [[0, T], [T^T, 0]] from the singular value decomposition of T."""
+    pairs = sigma.shape[0]
+    half = np.sqrt(0.5)
+    plus = tf.concat([left[:, :pairs], right[:, :pairs]], 0) * half
+    minus = tf.concat([left[:, :pairs], -right[:, :pairs]], 0) * half
+    alone = tf.concat(
+        [
+            tf.pad(left[:, pairs:], [[0, right.shape[0]], [0, 0]]),
+            tf.pad(right[:, pairs:], [[left.shape[0], 0], [0, 0]]),
+        ],
+        1,
+    )
+    zeros = tf.zeros([alone.shape[1]], sigma.dtype)
+    return tf.concat([sigma, zeros, -sigma[::-1]], 0), tf.concat([plus, alone, minus[:, ::-1]], 1)
+
+
+def objective(correlation: Correlation, spectrum: Spectrum) -> tf.Tensor:
+    """L(S), a scalar: - sum_{i<=k} mu_i, plus J k for "gcca"."""
+    constant = 0.0
+    if correlation.objective == "gcca":
+        constant = float(len(correlation.sizes) * correlation.num_components)
+    return constant - tf.reduce_sum(spectrum.selected * spectrum.values)
+
+
+def blocks(correlation: Correlation, rotation: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """The mask B in the eigenbasis, Q^T B(Q x Q^T) Q: symmetric, idempotent, its own adjoint."""
+    if correlation.objective == "cca":
+        partner, sign = correlation.partner
+        if correlation.sizes[0] == correlation.sizes[1]:
+            mirrored = tf.reverse(x, [0, 1])
+        else:
+            mirrored = tf.gather(tf.gather(x, partner, axis=0), partner, axis=1)
+            mirrored *= tf.constant(np.outer(sign, sign), x.dtype)
+        return 0.5 * (x + mirrored)
+    mask = tf.constant(correlation.block_mask, x.dtype)
+    inner = tf.matmul(tf.matmul(rotation, x), rotation, transpose_b=True) * mask
+    return tf.matmul(tf.matmul(rotation, inner, transpose_a=True), rotation)
+
+
+def _between(correlation, x, blocks_of_x):
+    """The mask K in the eigenbasis."""
+    return x - blocks_of_x if correlation.objective == "cca" else x
+
+
+def gamma(correlation: Correlation, spectrum: Spectrum) -> tf.Tensor:
+    """dL/dS in the eigenbasis: U^-1 (dL/dS) U^-T = -(K(diag f) - B(diag f mu)).
+
+    Where mu_k = mu_{k+1} L is not differentiable; this is the gradient for the k vectors that
+    the decomposition returns first.
+    """
+    chosen = tf.linalg.diag(spectrum.selected)
+    weighted = tf.linalg.diag(spectrum.selected * spectrum.values)
+    inside = blocks(correlation, spectrum.rotation, chosen)
+    return blocks(correlation, spectrum.rotation, weighted) - _between(correlation, chosen, inside)
+
+
+class Differences(NamedTuple):
+    """Divided differences of f, f mu and f mu^2 in mu, each `[D, D]` and symmetric."""
+
+    phi: tf.Tensor
+    psi: tf.Tensor
+    chi: tf.Tensor
+
+
+def divided_differences(spectrum: Spectrum) -> Differences:
+    """phi, psi, chi of the spectrum; all zero across a gap of at most 1e-9 (a tie at the cut)."""
+    f, mu = spectrum.selected[:, None], spectrum.values[:, None]
+    g, nu = tf.transpose(f), tf.transpose(mu)
+    gap = mu - nu
+    cut = (f != g) & (tf.abs(gap) > TINY)
+    inverse_gap = tf.where(cut, 1.0 / tf.where(cut, gap, tf.ones_like(gap)), tf.zeros_like(gap))
+    both = f * g
+    return Differences(
+        phi=(f - g) * inverse_gap,
+        psi=(f * mu - g * nu) * inverse_gap + both,
+        chi=(f * mu**2 - g * nu**2) * inverse_gap + both * (mu + nu),
+    )
+
+
+def gamma_differential(
+    correlation: Correlation, rotation: tf.Tensor, differences: Differences, change: tf.Tensor
+) -> tf.Tensor:
+    """Differential of dL/dS in the eigenbasis, U^-1 d(dL/dS) U^-T, for `change` = U^T dS U."""
+    phi, psi, chi = differences
+    h = blocks(correlation, rotation, change)
+    e = _between(correlation, change, h)
+    n0, n1 = phi * e - psi * h, psi * e - chi * h
+    if correlation.objective == "cca":  # B(n1) - (n0 - B(n0)), one projection
+        return blocks(correlation, rotation, n0 + n1) - n0
+    return blocks(correlation, rotation, n1) - n0

@@ -46,7 +46,7 @@ def check_integer(name: str, value: object, *, at_least: int = 1) -> int:
     return int(value)
 
 
-def check_choice(name: str, value: object, choices: Sequence[object]) -> object:
+def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
     """Returns `value` if it is one of `choices`, or raises a `ValueError` that lists them.
 
     Args:

@@ -99,7 +99,7 @@ def reduce_gram(
     unused = tf.cond(
         values[0] > floor,
         lambda: tf.zeros_like(gram),
-        lambda: _outside_row_spaces(correlation, gram),
+        lambda: outside_row_spaces(correlation, gram),
     )
     # Tiny values are kept where they are larger than rounding: P moves along them too.
     used = values > correlation.width * np.finfo("float64").eps * values[-1]
@@ -115,7 +115,11 @@ def reduce_gram(
     )
 
 
-def _outside_row_spaces(correlation, gram):
+def outside_row_spaces(correlation: Correlation, gram: tf.Tensor) -> tf.Tensor:
+    """I - Pi: block-diagonal projection onto what lies outside the row space of each view.
+
+    Directions whose share of the view's largest variance is at most 1e-10 count as outside.
+    """
     projections, start = [], 0
     for size in correlation.sizes:
         values, vectors = tf.linalg.eigh(gram[start : start + size, start : start + size])

@@ -1,7 +1,7 @@
 """The multiview proximal map on a batch: two passes over the rows around the D x D solve."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -61,10 +61,90 @@ def _moments(x, valid, all_reduce):
     return _Moments(centred, mean, count, gram)
 
 
-def covariance(x: tf.Tensor) -> tf.Tensor:
-    """S = Xc^T Xc / (n - 1) of the rows of x `[n, D]`, float64; zero for fewer than two rows."""
-    moments = _moments(x, None, _identity)
-    return moments.gram / tf.maximum(moments.count - 1.0, 1.0)
+def gram_of(x: tf.Tensor, valid: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gram matrix `[D, D]` of the centred valid rows of x `[n, D]`, and their number; float64."""
+    moments = _moments(x, valid, _identity)
+    return moments.gram, moments.count
+
+
+def _spectrum(correlation, gram, count):
+    """Spectrum of (2) from a Gram matrix; that of zeros where the matrix is not finite."""
+    gram = tf.where(tf.reduce_all(tf.math.is_finite(gram)), gram, tf.zeros_like(gram))
+    return spectral.decompose(
+        correlation,
+        gram / tf.maximum(count - 1.0, 1.0),
+        gram_prox.outside_row_spaces(correlation, gram),
+    )
+
+
+def correlations(correlation: Correlation, gram: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """The k largest eigenvalues mu of (2), `[k]`, descending, float64.
+
+    Args:
+        correlation: widths of the views, k, eps and the objective.
+        gram: Xc^T Xc, `[D, D]`, float64; NaN in gives NaN out.
+        count: n, scalar float64; fewer than two rows give zeros.
+    """
+    spectrum = _spectrum(correlation, gram, count)
+    values = (spectrum.selected * spectrum.values)[: correlation.num_components]
+    finite = tf.reduce_all(tf.math.is_finite(gram))
+    return tf.where(finite, values, tf.cast(np.nan, values.dtype))
+
+
+def correlation_loss(
+    x: tf.Tensor, correlation: Correlation, *, valid: tf.Tensor | None = None
+) -> tf.Tensor:
+    """L of the rows of x `[n, D]`, a scalar: minus the sum of the top k mu ("gcca": plus J k).
+
+    Gradient 2/(n - 1) Xc (dL/dS) in closed form, without divisions by spectral gaps; not
+    differentiable where mu_k = mu_{k+1} (the gradient of the k vectors found first is returned).
+    A second derivative raises `NotImplementedError`. With fewer than two valid rows the value is
+    that of no correlation and the gradient zero.
+
+    Args:
+        x: views side by side, float32 or float64.
+        correlation: widths of the views, k, eps and the objective.
+        valid: `[n, 1]` booleans; the other rows take no part.
+    """
+
+    @tf.custom_gradient
+    def loss(x):
+        moments = _moments(tf.stop_gradient(x), valid, _identity)
+        spectrum = _spectrum(correlation, moments.gram, moments.count)
+        value = spectral.objective(correlation, spectrum)
+        finite = tf.reduce_all(tf.math.is_finite(moments.gram))
+        value = tf.where(finite, value, tf.cast(np.nan, value.dtype))
+        slope = tf.matmul(
+            tf.matmul(spectrum.vectors, spectral.gamma(correlation, spectrum)),
+            spectrum.vectors,
+            transpose_b=True,
+        )
+        slope *= 2.0 / tf.maximum(moments.count - 1.0, 1.0)
+        slope = tf.cast(tf.where(finite, slope, tf.cast(np.nan, slope.dtype)), x.dtype)
+        answer = tf.matmul(moments.centred, slope)
+
+        def backward(y):
+            return _first_order_only("correlation loss", lambda y, _: y * answer, y, x)
+
+        return tf.cast(value, x.dtype), backward
+
+    return loss(x)
+
+
+def _first_order_only(what, compute, *inputs):
+    """compute(*inputs), whose own gradient is an error."""
+
+    @tf.custom_gradient
+    def first(*inputs):
+        def second(*_):
+            raise NotImplementedError(
+                f"The {what} provides first derivatives only. Received a request for the "
+                "gradient of its gradient; do not put it under nested gradient tapes."
+            )
+
+        return compute(*(tf.stop_gradient(x) for x in inputs)), second
+
+    return first(*inputs)
 
 
 def multiview_prox(
@@ -106,7 +186,7 @@ def multiview_prox(
     Not differentiable where mu_k = mu_{k+1} (the gradient then ignores the tie). A second
     derivative raises `NotImplementedError`.
     """
-    options = dict(tolerance=tolerance, jit=jit)
+    options: dict[str, Any] = dict(tolerance=tolerance, jit=jit)
     lam = tf.stop_gradient(tf.cast(lam, tf.float64))
 
     def forward(x):
@@ -156,7 +236,7 @@ def multiview_prox(
 
     @tf.custom_gradient
     def prox(x):
-        output, step, moments, reduction, found = forward(x)
+        output, step, moments, reduction, found = forward(tf.stop_gradient(x))
         finite = tf.reduce_all(tf.math.is_finite(step))
         before = spectral.decompose(
             correlation,
@@ -177,23 +257,12 @@ def multiview_prox(
         )
 
         def backward(y, *_):
-            @tf.custom_gradient
-            def first(y, x):
+            def answer(y, x):
                 if gradient == "finite_difference":
-                    answer = central_difference(x, y)
-                else:
-                    answer = implicit(y, moments, reduction, found, finite)
+                    return central_difference(x, y)
+                return implicit(y, moments, reduction, found, finite)
 
-                def second(*_):
-                    raise NotImplementedError(
-                        "The multiview proximal map provides first derivatives only. Received a "
-                        "request for the gradient of its gradient; do not put the layer under "
-                        "nested gradient tapes."
-                    )
-
-                return answer, second
-
-            return first(y, x)
+            return _first_order_only("multiview proximal map", answer, y, x)
 
         return tuple(result), backward
 

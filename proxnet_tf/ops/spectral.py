@@ -54,7 +54,7 @@ class Correlation:
     @cached_property
     def block_mask(self) -> np.ndarray:
         """D x D, one inside the blocks of the views."""
-        view = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        view: np.ndarray = np.repeat(np.arange(len(self.sizes)), self.sizes)
         return (view[:, None] == view[None]).astype("float64")
 
     @cached_property

@@ -1,0 +1,132 @@
+"""Views as a Keras layer receives them, and side by side as the mathematics wants them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from proxnet_tf.layers.common import check_integer
+
+
+def check_split(split: Sequence[int] | None, min_views: int = 2) -> tuple[int, ...] | None:
+    """`split` as a tuple of widths >= 1, or a `ValueError`."""
+    if split is None:
+        return None
+    if not isinstance(split, Sequence) or isinstance(split, str) or len(split) < min_views:
+        raise ValueError(
+            f"`split` must be a tuple with the widths of the views, such as (10, 12). "
+            f"Received: split={split!r}"
+        )
+    return tuple(check_integer("split", size) for size in split)
+
+
+def is_list(inputs: Any) -> bool:
+    """Whether the views came as a list or tuple rather than side by side in one tensor."""
+    return isinstance(inputs, list | tuple)
+
+
+def shape_of(inputs: Any) -> Any:
+    """Static shape of one tensor, or the list of those of the views."""
+    return [tuple(x.shape) for x in inputs] if is_list(inputs) else tuple(inputs.shape)
+
+
+def _is_list_of_shapes(shape):
+    return bool(shape) and isinstance(shape[0], list | tuple)
+
+
+def view_sizes(
+    shape: Any, split: tuple[int, ...] | None, *, max_views: int | None, name: str
+) -> tuple[int, ...]:
+    """Widths of the views from the shape (or list of shapes) of an input.
+
+    Args:
+        shape: `(batch, d)` or `(batch, time, d)` of one tensor, or a list of such shapes.
+        split: widths of the views in one tensor; halves by default.
+        max_views: 2 for CCA, None for any number.
+        name: name of the layer, for messages.
+
+    Raises:
+        ValueError: not the number of views, ranks or lengths that differ, widths unknown or not
+            adding up.
+    """
+    wanted = "two views" if max_views == 2 else "two or more views"
+    how = (
+        f"{name} takes {wanted}: a list of tensors (batch, d_j) or (batch, time, d_j), or one "
+        "tensor with the views side by side in its last axis"
+    )
+    if isinstance(shape, dict):
+        raise ValueError(f"{how}. Received a dict with the keys {sorted(shape)}: pass a list.")
+    if _is_list_of_shapes(shape):
+        shapes = [tuple(s) for s in shape]
+        if len(shapes) < 2 or (max_views and len(shapes) > max_views):
+            raise ValueError(f"{how}. Received {len(shapes)} of the shapes {shapes}.")
+        if len({len(s) for s in shapes}) > 1 or len(shapes[0]) not in (2, 3):
+            raise ValueError(f"{how}, all of one rank. Received the shapes {shapes}.")
+        for axis, what in ((0, "batch size"), (1, "number of time steps")):
+            known = {s[axis] for s in shapes if axis < len(s) - 1 and s[axis] is not None}
+            if len(known) > 1:
+                raise ValueError(f"{how}, with the same {what}. Received the shapes {shapes}.")
+        sizes = tuple(s[-1] for s in shapes)
+        if None in sizes:
+            raise ValueError(f"{how}, of known widths. Received the shapes {shapes}.")
+        if split is not None and split != sizes:
+            raise ValueError(f"`split`={split} does not match views of the widths {sizes}.")
+        return sizes
+    shape = tuple(shape)
+    if len(shape) not in (2, 3) or shape[-1] is None:
+        raise ValueError(f"{how}, of a known width. Received one of the shape {shape}.")
+    width = shape[-1]
+    if split is None:
+        if width % 2 or not width:
+            raise ValueError(
+                f"{how}. Received one tensor of the width {width}, which has no halves: give "
+                "`split=(d1, d2)`."
+            )
+        return (width // 2, width // 2)
+    if sum(split) != width or (max_views and len(split) > max_views):
+        raise ValueError(
+            f"`split` must name the widths of {wanted} that add up to the width {width} of the "
+            f"input. Received: split={split}"
+        )
+    return split
+
+
+def check_dtypes(inputs: Any, name: str) -> None:
+    """Refuses ragged, sparse and integer views with a `ValueError`."""
+    for x in inputs if is_list(inputs) else [inputs]:
+        if isinstance(x, tf.RaggedTensor | tf.SparseTensor):
+            raise ValueError(
+                f"{name} needs dense views; pad them and pass a mask. Received: {type(x).__name__}"
+            )
+        dtype = getattr(x, "dtype", None)
+        if dtype is not None and "float" not in keras.backend.standardize_dtype(dtype):
+            raise ValueError(
+                f"{name} needs views of a floating-point dtype; cast them first. Received: "
+                f"{keras.backend.standardize_dtype(dtype)}"
+            )
+
+
+def join(inputs: Any, dtype: tf.DType) -> tf.Tensor:
+    """Views side by side as rows, `[n, D]`, in `dtype`; time steps become rows."""
+    x = tf.concat(list(inputs), axis=-1) if is_list(inputs) else tf.convert_to_tensor(inputs)
+    return tf.reshape(tf.cast(x, dtype), [-1, x.shape[-1]])
+
+
+def separate(rows: tf.Tensor, inputs: Any, sizes: tuple[int, ...], dtype: str) -> Any:
+    """Undoes `join`: rows `[n, D]` in the structure, the shapes and the given dtype."""
+    first = inputs[0] if is_list(inputs) else inputs
+    x = tf.reshape(rows, tf.concat([tf.shape(first)[:-1], [sum(sizes)]], 0))
+    x = tf.cast(tf.ensure_shape(x, (*first.shape[:-1], sum(sizes))), dtype)
+    return type(inputs)(tf.split(x, sizes, axis=-1)) if is_list(inputs) else x
+
+
+def join_masks(mask: Any) -> tf.Tensor | None:
+    """Rows valid in every view, `[n, 1]` booleans, from one mask or a list with None entries."""
+    masks = [m for m in (mask if is_list(mask) else [mask]) if m is not None]
+    if not masks:
+        return None
+    valid = tf.cast(masks[0], tf.bool)
+    for other in masks[1:]:
+        valid &= tf.cast(other, tf.bool)
+    return tf.reshape(valid, [-1, 1])

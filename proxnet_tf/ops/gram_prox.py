@@ -41,6 +41,7 @@ class Reduction(NamedTuple):
         root: R, `[D, D]`, R^T R = C.
         pinv: R^+, `[D, D]`.
         unused: I - Pi, block-diagonal projection onto what lies outside the views' row spaces.
+        turn: block-diagonal C_jj^+, zero where every view has full rank; see `turning`.
         c: 1 / (n - 1), scalar.
         t: n / lam, scalar.
     """
@@ -48,6 +49,7 @@ class Reduction(NamedTuple):
     root: tf.Tensor
     pinv: tf.Tensor
     unused: tf.Tensor
+    turn: tf.Tensor
     c: tf.Tensor
     t: tf.Tensor
 
@@ -96,9 +98,9 @@ def reduce_gram(
     values, vectors = tf.linalg.eigh(gram)
     floor = RANK_TOLERANCE * values[-1]
     # By interlacing, no block has a smaller eigenvalue than C.
-    unused = tf.cond(
+    unused, turn = tf.cond(
         values[0] > floor,
-        lambda: tf.zeros_like(gram),
+        lambda: (tf.zeros_like(gram), tf.zeros_like(gram)),
         lambda: outside_row_spaces(correlation, gram),
     )
     # Tiny values are kept where they are larger than rounding: P moves along them too.
@@ -110,25 +112,53 @@ def reduce_gram(
         root=root - tf.matmul(root, unused),
         pinv=pinv,
         unused=unused,
+        turn=turn,
         c=1.0 / tf.maximum(count - 1.0, 1.0),
         t=count / lam,
     )
 
 
-def outside_row_spaces(correlation: Correlation, gram: tf.Tensor) -> tf.Tensor:
-    """I - Pi: block-diagonal projection onto what lies outside the row space of each view.
+def outside_row_spaces(correlation: Correlation, gram: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """I - Pi, the projection onto what lies outside the row space of each view, and C_jj^+.
 
-    Directions whose share of the view's largest variance is at most 1e-10 count as outside.
+    Both are block-diagonal, `[D, D]`. Directions whose share of the view's largest variance is
+    at most 1e-10 count as outside.
     """
-    projections, start = [], 0
+    outside, inverse, start = [], [], 0
     for size in correlation.sizes:
         values, vectors = tf.linalg.eigh(gram[start : start + size, start : start + size])
-        outside = values <= RANK_TOLERANCE * tf.maximum(values[-1], 0.0)
-        basis = tf.where(outside, vectors, tf.zeros_like(vectors))
-        block = tf.matmul(basis, basis, transpose_b=True)
-        projections.append(tf.pad(block, [[start, correlation.width - start - size]] * 2))
+        unused = values <= RANK_TOLERANCE * tf.maximum(values[-1], 0.0)
+        weight = tf.cast(unused, values.dtype)
+        room = [[start, correlation.width - start - size]] * 2
+        for parts, scale in (
+            (outside, weight),
+            (inverse, tf.math.divide_no_nan(1.0 - weight, values)),
+        ):
+            parts.append(tf.pad(tf.matmul(vectors * scale, vectors, transpose_b=True), room))
         start += size
-    return tf.add_n(projections)
+    return tf.add_n(outside), tf.add_n(inverse)
+
+
+def turning(
+    correlation: Correlation, reduction: Reduction, step: tf.Tensor, cross: tf.Tensor
+) -> tf.Tensor:
+    """What a turn of the views' row spaces adds to the factor of Xc in (5), `[D, D]`.
+
+    For X_j = A B^T of deficient rank P_j = Z B^T, and a change of B outside B's span turns P_j
+    along: dP_j (I - Pi_j) = P_j X_j^+ dX_j (I - Pi_j). Constant columns are left alone. Zero
+    where every view has full rank.
+
+    Args:
+        correlation: sizes of the views.
+        reduction: data of (4).
+        step: M - I, with P = X + Xc (M - I).
+        cross: Xc^T Yc, Y the cotangent.
+    """
+    mask = tf.constant(correlation.block_mask, cross.dtype)
+    moved = tf.matmul(reduction.turn, mask * tf.matmul(step, cross, transpose_a=True))
+    constant = tf.linalg.diag_part(reduction.unused) > 1.0 - 1e-9
+    kept = tf.where(constant, tf.zeros_like(reduction.unused), reduction.unused)
+    return tf.matmul(moved, kept)
 
 
 def evaluate(correlation: Correlation, reduction: Reduction, w: tf.Tensor) -> Point:
@@ -400,7 +430,7 @@ def solve_hessian(
         tf.zeros([], rhs.dtype),
     )
     u = tf.matmul(found.solution, spectrum.inverse)
-    return u - tf.matmul(u, reduction.unused)
+    return u + tf.matmul(rhs - u, reduction.unused)  # H is the identity outside the row spaces
 
 
 def shrinkage(correlation: Correlation, reduction: Reduction, point: Point) -> tf.Tensor:

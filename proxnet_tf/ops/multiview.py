@@ -73,7 +73,7 @@ def _spectrum(correlation, gram, count):
     return spectral.decompose(
         correlation,
         gram / tf.maximum(count - 1.0, 1.0),
-        gram_prox.outside_row_spaces(correlation, gram),
+        gram_prox.outside_row_spaces(correlation, gram)[0],
     )
 
 
@@ -207,7 +207,8 @@ def multiview_prox(
         return changed if valid is None else tf.where(valid, changed, original)
 
     def implicit(y, moments, reduction, found, finite):
-        # (5): dJ/dX = Y + Yc (A - I) + Xc R^+ (U - ys A), A = (I + t Gam)^-1, H U = ys.
+        # (5): dJ/dX = Y + Yc (A - I) + Xc R^+ (U - ys A), A = (I + t Gam)^-1, H U = ys,
+        # plus what turning row spaces add.
         kept = y if valid is None else tf.where(valid, y, tf.zeros_like(y))
         cross, total = all_reduce(
             tf.cast(tf.matmul(moments.centred, kept, transpose_a=True), tf.float64),
@@ -219,6 +220,8 @@ def multiview_prox(
         )
         shrink = gram_prox.shrinkage(correlation, reduction, found.point)
         of_x = tf.matmul(reduction.pinv, u - tf.matmul(inside, shrink))
+        step = tf.matmul(reduction.pinv, found.point.w - reduction.root)
+        of_x += gram_prox.turning(correlation, reduction, step, cross)
         of_x = tf.where(finite, of_x, tf.cast(np.nan, of_x.dtype))
         of_y = tf.cast(shrink - tf.eye(correlation.width, dtype=shrink.dtype), y.dtype)
         mean = total / tf.cast(tf.maximum(moments.count, 1.0), y.dtype)

@@ -155,7 +155,7 @@ def multiview_prox(
     valid: tf.Tensor | None = None,
     solver: str = "newton",
     gradient: str = "implicit",
-    tolerance: float = 1e-9,
+    tolerance: float = 1e-8,
     max_iterations: int = 200,
     jit: bool = True,
     all_reduce: Callable[..., tuple[tf.Tensor, ...]] = _identity,
@@ -241,11 +241,6 @@ def multiview_prox(
     def prox(x):
         output, step, moments, reduction, found = forward(tf.stop_gradient(x))
         finite = tf.reduce_all(tf.math.is_finite(step))
-        before = spectral.decompose(
-            correlation,
-            reduction.c * tf.matmul(reduction.root, reduction.root, transpose_a=True),
-            reduction.unused,
-        )
         result = MultiviewProx(
             output=output,
             mean=moments.mean,
@@ -253,7 +248,7 @@ def multiview_prox(
             residual=found.point.residual,
             iterations=found.iterations,
             converged=found.converged & finite,
-            correlation_before=tf.reduce_sum(before.selected * before.values),
+            correlation_before=correlation.constant - found.initial,
             correlation_after=tf.reduce_sum(
                 found.point.spectrum.selected * found.point.spectrum.values
             ),

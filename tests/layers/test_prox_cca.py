@@ -10,7 +10,7 @@ from proxnet_tf.ops.multiview import multiview_prox
 from proxnet_tf.ops.spectral import Correlation
 from tests.helpers import multiview_reference as reference
 from tests.helpers.data import shared_views
-from tests.helpers.layer_checks import check_layer
+from tests.helpers.layer_checks import check_config, check_layer
 
 
 def layer_of(*args, **kwargs):
@@ -169,35 +169,52 @@ def test_lam_is_a_weight_read_at_every_call():
 # --- the contract of a Keras layer ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("inference", ["identity", "batch", "moving"])
+EVERY_ARGUMENT = dict(
+    num_components=3,
+    lam=0.7,
+    epsilon=1e-2,
+    solver="lbfgs",
+    gradient="finite_difference",
+    inference="moving",
+    momentum=0.9,
+    max_iterations=150,
+    tolerance=1e-7,
+    monitor=True,
+    split=(4, 6),
+    jit_solver=False,
+)
+# Tracing these takes long; the values of both are tested above.
+SLOW = dict(solver="newton", gradient="implicit")
+
+
+def test_config_holds_every_argument():
+    layer = ProxCCA(**EVERY_ARGUMENT)
+    check_config(layer)
+    assert {name: layer.get_config()[name] for name in EVERY_ARGUMENT} == EVERY_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    "inference, training",
+    [
+        ("identity", True),
+        ("identity", False),
+        ("batch", False),
+        ("moving", True),
+        ("moving", False),
+    ],
+)
 def test_keras_contract(inference, training, tmp_path):
-    layer = layer_of(
-        3,
-        lam=0.7,
-        epsilon=1e-2,
-        solver="lbfgs",
-        gradient="finite_difference",
-        inference=inference,
-        momentum=0.9,
-        max_iterations=150,
-        tolerance=1e-7,
-        monitor=True,
-        split=(4, 6),
-    )
+    layer = ProxCCA(**(EVERY_ARGUMENT | SLOW | {"inference": inference}))
     x = shared_views(20, (4, 6)).astype("float32")
-    # Moving statistics change with every call in training, not the output.
-    default = ("inference",) if inference == "identity" else ()
-    check_layer(layer, x, tmp_path, training=training, atol=1e-4, allow_default=default)
+    defaults = {*SLOW, "inference"}
+    check_layer(layer, x, tmp_path, training=training, atol=1e-4, allow_default=defaults)
 
 
-@pytest.mark.parametrize("inference", ["identity", "batch", "moving"])
-def test_keras_contract_of_a_list_of_sequences(inference, tmp_path):
-    layer = layer_of(2, lam=3.0, inference=inference, split=(3, 4))
+def test_keras_contract_of_a_list_of_sequences(tmp_path):
+    layer = layer_of(2, lam=3.0, inference="batch", split=(3, 4))
     inputs = [v.reshape(5, 6, -1) for v in views(30, (3, 4))]
-    defaults = ["epsilon", "solver", "gradient", "momentum", "max_iterations", "tolerance"]
-    defaults += ["monitor", "inference"]
-    check_layer(layer, inputs, tmp_path, training=True, atol=1e-4, allow_default=defaults)
+    defaults = {*EVERY_ARGUMENT} - {"num_components", "lam", "inference", "split", "jit_solver"}
+    check_layer(layer, inputs, tmp_path, atol=1e-4, allow_default=defaults)
 
 
 def test_supports_jit_is_off_and_fit_does_not_compile_the_whole_model():
@@ -541,8 +558,8 @@ def test_monitor_reports_means_over_the_batches(inference):
     )
     model = keras.Sequential([keras.Input((7,)), layer, keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    options = dict(batch_size=20, shuffle=False, verbose=0)
-    history = model.fit(x, np.zeros((40, 1)), epochs=2, **options).history
+    options = dict(batch_size=20, verbose=0)
+    history = model.fit(x, np.zeros((40, 1)), epochs=2, shuffle=False, **options).history
     batches = [x[:20], x[20:]]
     before = np.mean([ridge_correlation(b, sizes, epsilon) for b in batches])
     moved = [expected_prox(b, sizes, 0.5, epsilon=epsilon) for b in batches]
@@ -642,7 +659,9 @@ def test_integer_views(symbolic):
 @pytest.mark.parametrize("symbolic", [True, False])
 def test_dict_of_views(symbolic):
     view = keras.Input((4,)) if symbolic else tf.ones((8, 4))
-    with pytest.raises(ValueError, match=r"Received a dict with the keys \['a', 'b'\]: pass a list"):
+    with pytest.raises(
+        ValueError, match=r"Received a dict with the keys \['a', 'b'\]: pass a list"
+    ):
         layer_of()({"b": view, "a": view})
 
 

@@ -116,7 +116,7 @@ def test_verbose(verbose, capsys):
 
 @pytest.mark.parametrize("schedule", [0.5, None, "linear"])
 def test_schedule_must_be_callable(schedule):
-    with pytest.raises(ValueError, match="must be a callable.*Received: schedule="):
+    with pytest.raises(ValueError, match=r"must be a callable.*Received: schedule="):
         LambdaSchedule(schedule)
 
 
@@ -124,7 +124,7 @@ def test_schedule_must_be_callable(schedule):
 def test_schedule_must_return_a_positive_number(value):
     layer = prox()
     callback = LambdaSchedule(lambda epoch: value if epoch else 1.0)
-    with pytest.raises(ValueError, match="finite number > 0. Received .* for epoch 1"):
+    with pytest.raises(ValueError, match=r"finite number > 0. Received .* for epoch 1"):
         fit(model_of(layer), callback, epochs=2)
     assert float(layer.lam) == 1.0
 

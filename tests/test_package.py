@@ -116,7 +116,5 @@ def test_docstrings_name_every_argument(name):
     arguments = text.split("Args:")[1].split("\n\n")[0]
     for parameter in inspect.signature(public).parameters.values():
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            assert f"    {parameter.name}:" in arguments, (
-                f"{name} does not explain {parameter.name}"
-            )
+            assert f"    {parameter.name}:" in arguments, (name, parameter.name)
     assert "Raises:" in text and "Example:" in text

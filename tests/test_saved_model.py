@@ -75,12 +75,8 @@ def saved(tmp_path_factory):
         model.export(str(folder / f"{inference}-export"), verbose=False)
         tf.saved_model.save(Served(model), str(folder / f"{inference}-save"))
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    subprocess.run(
-        [sys.executable, "-c", CLIENT, str(folder), *models],
-        check=True,
-        env=environment,
-        cwd=folder,
-    )
+    command = [sys.executable, "-c", CLIENT, str(folder), *models]
+    subprocess.run(command, check=True, env=environment, cwd=folder)
     with np.load(folder / "answers.npz") as answers:
         return models, x, cotangent, dict(answers), folder
 

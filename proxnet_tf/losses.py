@@ -20,12 +20,15 @@ def _cca(sizes, num_components, epsilon):
     return Correlation(sizes, num_components or min(sizes), epsilon)
 
 
-def _loss_of(inputs, num_components, epsilon, split, name, mask=None):
+def _sizes_of(inputs, split, name):
     views.check_dtypes(inputs, name)
-    shape = views.shape_of(inputs)
-    sizes = views.view_sizes(shape, split, max_views=2, name=name)
-    first = inputs[0] if views.is_list(inputs) else inputs
-    rows = views.join(inputs, at_least_float32(first.dtype))
+    return views.view_sizes(views.shape_of(inputs), split, max_views=2, name=name)
+
+
+def _loss_of(inputs, num_components, epsilon, split, name, mask=None):
+    sizes = _sizes_of(inputs, split, name)
+    dtypes = [at_least_float32(x.dtype) for x in (inputs if views.is_list(inputs) else [inputs])]
+    rows = views.join(inputs, max(dtypes, key=lambda dtype: dtype.size))
     return correlation_loss(
         rows, _cca(sizes, num_components, epsilon), valid=views.join_masks(mask)
     )
@@ -56,6 +59,9 @@ def cca_loss(
 
     Reference: Andrew, Arora, Bilmes, Livescu, Deep canonical correlation analysis (2013).
     """
+    if num_components is not None:
+        num_components = check_integer("num_components", num_components)
+    epsilon = check_number("epsilon", epsilon, at_least=0.0)
     return _loss_of([x, y], num_components, epsilon, None, "cca_loss")
 
 
@@ -78,7 +84,8 @@ class CCALoss(keras.losses.Loss):
 
     Call arguments:
         y_true: ignored.
-        y_pred: `(batch, d1 + d2)` or `(batch, time, d1 + d2)`; a Keras mask of it is respected.
+        y_pred: `(batch, d1 + d2)` or `(batch, time, d1 + d2)`, or a list of two views; a Keras
+            mask of one tensor is respected.
 
     Returns a scalar.
 
@@ -113,9 +120,13 @@ class CCALoss(keras.losses.Loss):
                 "`sample_weight` and `class_weight` out."
             )
         mask = getattr(y_pred, "_keras_mask", None)
-        y_pred = tf.convert_to_tensor(y_pred)
         return _loss_of(
-            y_pred, self.num_components, self.epsilon, self.split, type(self).__name__, mask
+            views.standardize(y_pred),
+            self.num_components,
+            self.epsilon,
+            self.split,
+            type(self).__name__,
+            mask,
         )
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
@@ -191,6 +202,10 @@ class CCARegularizer(keras.layers.Layer):
         )
         self.add_loss(self.weight * loss)
         return inputs
+
+    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        _sizes_of(inputs, self.split, type(self).__name__)  # Keras does not run `call` here
+        return super().compute_output_spec(inputs, *args, **kwargs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape

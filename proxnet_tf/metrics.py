@@ -30,7 +30,7 @@ class CanonicalCorrelation(keras.metrics.Metric):
     Call arguments (`update_state`):
         y_true: ignored (Keras passes the target).
         y_pred: two views side by side, `(batch, d1 + d2)` or `(batch, time, d1 + d2)`, or a list
-            of two views.
+            of two views. A Keras mask of one tensor is respected.
         sample_weight: how often each row counts, `(batch,)` or `(batch, time)`; >= 0.
 
     `correlations()` gives the k values in descending order. Fewer than two rows give 0.
@@ -75,6 +75,8 @@ class CanonicalCorrelation(keras.metrics.Metric):
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds the rows of a batch."""
         name = type(self).__name__
+        valid = views.join_masks(getattr(y_pred, "_keras_mask", None))
+        y_pred = views.standardize(y_pred)
         views.check_dtypes(y_pred, name)
         shape = views.shape_of(y_pred)
         sizes = views.view_sizes(shape, self.split, max_views=2, name=name)
@@ -86,10 +88,10 @@ class CanonicalCorrelation(keras.metrics.Metric):
                 f"`reset_state` does not change that. Received: {sizes}"
             )
         rows = views.join(y_pred, tf.float64)
-        if sample_weight is None:
-            weight = tf.ones([tf.shape(rows)[0], 1], tf.float64)
-        else:
-            weight = tf.reshape(tf.cast(sample_weight, tf.float64), [-1, 1])
+        first = y_pred[0] if views.is_list(y_pred) else y_pred
+        weight = _row_weights(sample_weight, tf.shape(first)[:-1], len(first.shape) - 1)
+        if valid is not None:
+            weight = tf.where(valid, weight, tf.zeros_like(weight))
         rows = tf.where(weight > 0, rows, tf.zeros_like(rows))
         # Chan, Golub, LeVeque (1983): moments of two samples together.
         count = tf.reduce_sum(weight)
@@ -124,3 +126,13 @@ class CanonicalCorrelation(keras.metrics.Metric):
             "epsilon": self.epsilon,
             "split": self.split,
         }
+
+
+def _row_weights(sample_weight, lead, rank):
+    """Weights of the rows, `[n, 1]`, for leading dimensions `lead` (batch, or batch and time)."""
+    weight = tf.cast(1.0 if sample_weight is None else sample_weight, tf.float64)
+    if len(weight.shape) == rank + 1:  # (batch, 1) for rows (batch,)
+        weight = tf.squeeze(weight, -1)
+    while 0 < len(weight.shape) < rank:
+        weight = weight[..., None]
+    return tf.reshape(tf.broadcast_to(weight, lead), [-1, 1])

@@ -94,15 +94,7 @@ class _MultiviewProx(keras.layers.Layer):
         raise NotImplementedError
 
     def call(self, inputs: Any, training: bool = False, mask: Any = None) -> Any:
-        name = type(self).__name__
-        views.check_dtypes(inputs, name)
-        shape = views.shape_of(inputs)
-        sizes = views.view_sizes(shape, self.split, max_views=self._max_views, name=name)
-        if sizes != self._correlation.sizes:
-            raise ValueError(
-                f"{name} was built for views of the widths {self._correlation.sizes}. "
-                f"Received: {sizes}"
-            )
+        sizes = self._checked_sizes(inputs)
         rows = views.join(inputs, at_least_float32(self.compute_dtype))
         valid = views.join_masks(mask)
         if training or self.inference == "batch":
@@ -115,6 +107,22 @@ class _MultiviewProx(keras.layers.Layer):
             self._watch("correlation_before", rows, valid)
             self._watch("correlation", output, valid)
         return views.separate(output, inputs, sizes, self.compute_dtype)
+
+    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self._checked_sizes(inputs)  # Keras does not run `call` on symbolic inputs
+        return super().compute_output_spec(inputs, *args, **kwargs)
+
+    def _checked_sizes(self, inputs):
+        name = type(self).__name__
+        views.check_dtypes(inputs, name)
+        shape = views.shape_of(inputs)
+        sizes = views.view_sizes(shape, self.split, max_views=self._max_views, name=name)
+        if sizes != self._correlation.sizes:
+            raise ValueError(
+                f"{name} was built for views of the widths {self._correlation.sizes}. "
+                f"Received: {sizes}"
+            )
+        return sizes
 
     def _solve(self, rows, valid, training):
         found = multiview_prox(
@@ -132,8 +140,9 @@ class _MultiviewProx(keras.layers.Layer):
             mean = tf.cast(found.mean, self.moving_mean.dtype)
             step = tf.cast(found.map, self.moving_map.dtype)
             batch_map = step + tf.eye(self._correlation.width, dtype=step.dtype)
+            some = True if valid is None else tf.reduce_any(valid)
             for weight, value in ((self.moving_mean, mean), (self.moving_map, batch_map)):
-                usable = tf.reduce_all(tf.math.is_finite(value))
+                usable = some & tf.reduce_all(tf.math.is_finite(value))
                 moved = self.momentum * weight + (1.0 - self.momentum) * value
                 weight.assign(tf.where(usable, moved, weight))
         for name, value in (

@@ -26,6 +26,13 @@ def is_list(inputs: Any) -> bool:
     return isinstance(inputs, list | tuple)
 
 
+def standardize(inputs: Any) -> Any:
+    """A list of tensors or arrays as it is, anything else (nested numbers too) as one tensor."""
+    if is_list(inputs) and any(hasattr(x, "shape") for x in inputs):
+        return inputs
+    return inputs if hasattr(inputs, "shape") else tf.convert_to_tensor(inputs)
+
+
 def shape_of(inputs: Any) -> Any:
     """Static shape of one tensor, or the list of those of the views."""
     return [tuple(x.shape) for x in inputs] if is_list(inputs) else tuple(inputs.shape)
@@ -69,13 +76,19 @@ def view_sizes(
                 raise ValueError(f"{how}, with the same {what}. Received the shapes {shapes}.")
         sizes = tuple(s[-1] for s in shapes)
         if None in sizes:
-            raise ValueError(f"{how}, of known widths. Received the shapes {shapes}.")
+            raise ValueError(
+                f"{how}, of known widths (pad ragged views and pass a mask). Received the shapes "
+                f"{shapes}."
+            )
         if split is not None and split != sizes:
             raise ValueError(f"`split`={split} does not match views of the widths {sizes}.")
         return sizes
     shape = tuple(shape)
     if len(shape) not in (2, 3) or shape[-1] is None:
-        raise ValueError(f"{how}, of a known width. Received one of the shape {shape}.")
+        raise ValueError(
+            f"{how}, of a known width (pad ragged views and pass a mask). Received one of the "
+            f"shape {shape}."
+        )
     width = shape[-1]
     if split is None:
         if width % 2 or not width:
@@ -95,10 +108,11 @@ def view_sizes(
 def check_dtypes(inputs: Any, name: str) -> None:
     """Refuses ragged, sparse and integer views with a `ValueError`."""
     for x in inputs if is_list(inputs) else [inputs]:
-        if isinstance(x, tf.RaggedTensor | tf.SparseTensor):
-            raise ValueError(
-                f"{name} needs dense views; pad them and pass a mask. Received: {type(x).__name__}"
-            )
+        for kind, cls in (("ragged", tf.RaggedTensor), ("sparse", tf.SparseTensor)):
+            if isinstance(x, cls) or getattr(x, kind, False) is True:  # Keras marks symbolic ones
+                raise ValueError(
+                    f"{name} needs dense views; pad them and pass a mask. Received a {kind} tensor"
+                )
         dtype = getattr(x, "dtype", None)
         if dtype is not None and "float" not in keras.backend.standardize_dtype(dtype):
             raise ValueError(
@@ -109,8 +123,9 @@ def check_dtypes(inputs: Any, name: str) -> None:
 
 def join(inputs: Any, dtype: tf.DType) -> tf.Tensor:
     """Views side by side as rows, `[n, D]`, in `dtype`; time steps become rows."""
-    x = tf.concat(list(inputs), axis=-1) if is_list(inputs) else tf.convert_to_tensor(inputs)
-    return tf.reshape(tf.cast(x, dtype), [-1, x.shape[-1]])
+    parts = [tf.cast(x, dtype) for x in (inputs if is_list(inputs) else [inputs])]
+    x = tf.concat(parts, axis=-1) if len(parts) > 1 else parts[0]
+    return tf.reshape(x, [-1, x.shape[-1]])
 
 
 def separate(rows: tf.Tensor, inputs: Any, sizes: tuple[int, ...], dtype: str) -> Any:

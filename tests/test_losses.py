@@ -1,0 +1,184 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from proxnet_tf import CCALoss, CCARegularizer, cca_loss
+from tests.helpers import multiview_reference as reference
+from tests.helpers.data import shared_views
+from tests.helpers.layer_checks import check_config, check_layer
+
+SIZES = (3, 4)
+
+
+def expected_loss(x, k=3, epsilon=1e-4):
+    return reference.cca_value_and_gradient(np.float64(x), SIZES[0], k, epsilon)[0]
+
+
+@pytest.mark.parametrize("k, epsilon", [(None, 1e-4), (2, 1e-2), (3, 0.0)])
+def test_value_and_gradient(k, epsilon):
+    x = shared_views(20, SIZES, seed=1)
+    direction = np.random.default_rng(2).normal(size=x.shape)
+    value = cca_loss(x[:, :3], x[:, 3:], k, epsilon)
+    np.testing.assert_allclose(value, expected_loss(x, k or 3, epsilon), atol=1e-10)
+    loss, variable = CCALoss(k, epsilon, split=SIZES), tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(variable)
+        value = loss(np.zeros(20), variable)
+    np.testing.assert_allclose(value, expected_loss(x, k or 3, epsilon), atol=1e-10)
+    h = 1e-5
+    plus = expected_loss(x + h * direction, k or 3, epsilon)
+    minus = expected_loss(x - h * direction, k or 3, epsilon)
+    slope = (tape.gradient(value, variable).numpy() * direction).sum()
+    np.testing.assert_allclose(slope, (plus - minus) / (2 * h), atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "dtypes, expected",
+    [
+        (("float16", "float16"), "float32"),
+        (("float32", "float32"), "float32"),
+        (("float32", "float64"), "float64"),
+    ],
+)
+def test_dtype_is_that_of_the_wider_view(dtypes, expected):
+    x, y = np.split(shared_views(20, SIZES), [3], 1)
+    value = cca_loss(x.astype(dtypes[0]), y.astype(dtypes[1]))
+    assert value.dtype == expected
+    np.testing.assert_allclose(value, expected_loss(np.c_[x, y]), atol=2e-3)
+
+
+def test_single_row_has_no_correlation():
+    assert float(cca_loss(np.ones((1, 3)), np.ones((1, 4)))) == 0.0
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_loss_of_halves_or_of_a_list(half):
+    x = shared_views(20, (4, 4))
+    y_pred = x if half else [x[:, :4], x[:, 4:]]
+    expected = reference.cca_value_and_gradient(x, 4, 2, 0.1)[0]
+    np.testing.assert_allclose(CCALoss(2, 0.1)(None, y_pred), expected, atol=1e-10)
+
+
+def test_second_derivative_is_refused():
+    x = tf.constant(shared_views(20, SIZES))
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            value = cca_loss(x[:, :3], x[:, 3:])
+        slope = tf.reduce_sum(inner.gradient(value, x) ** 2)
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        outer.gradient(slope, x)
+
+
+def test_fit_raises_the_correlation():
+    x = shared_views(60, (6, 6)).astype("float32")
+    model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(4)])
+    model.compile("adam", CCALoss(2))
+    target = np.zeros((60, 1))
+    before = model.evaluate(x, target, batch_size=60, verbose=0)
+    output = model(x).numpy()
+    expected = reference.cca_value_and_gradient(np.float64(output), 2, 2, 1e-4)[0]
+    np.testing.assert_allclose(before, expected, rtol=1e-5)
+    model.fit(x, target, batch_size=30, epochs=10, verbose=0)
+    assert model.evaluate(x, target, batch_size=60, verbose=0) < before - 1e-3
+
+
+def test_loss_respects_a_keras_mask():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(8, 6, 5)).astype("float32")
+    valid = rng.random((8, 6)) < 0.7
+    x[~valid] = 0.0
+    model = keras.Sequential(
+        [keras.Input((6, 5)), keras.layers.Masking(), keras.layers.Dense(7, use_bias=False)]
+    )
+    model.compile("sgd", CCALoss(split=SIZES))
+    value = model.evaluate(x, np.zeros((8, 6, 1)), batch_size=8, verbose=0)
+    output = model.predict(x, verbose=0)
+    np.testing.assert_allclose(value, expected_loss(output[valid]), rtol=1e-5)
+    assert abs(value - expected_loss(output.reshape(48, 7))) > 1e-3
+
+
+def test_sample_weight_is_refused():
+    x = shared_views(10, SIZES)
+    with pytest.raises(ValueError, match="cannot weight its rows"):
+        CCALoss(split=SIZES)(np.zeros(10), x, sample_weight=np.ones(10))
+
+
+def test_loss_config_round_trip(tmp_path):
+    loss = CCALoss(2, epsilon=0.1, split=SIZES, name="agreement")
+    check_config(loss)
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(7)])
+    model.compile("sgd", loss)
+    model.save(tmp_path / "model.keras")
+    reloaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert reloaded.loss.get_config() == loss.get_config()
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda x, y: cca_loss(x, y, 0), "`num_components` must be an integer >= 1"),
+        (lambda x, y: cca_loss(x, y, 4), r"at most min\(d1, d2\) = 3.*num_components=4"),
+        (lambda x, y: cca_loss(x, y, epsilon=-1.0), "`epsilon` must be a finite number >= 0"),
+        (lambda x, y: cca_loss(x, y[:5]), r"same batch size.*\(20, 3\), \(5, 4\)"),
+        (lambda x, y: cca_loss(x, y.astype(int)), "floating-point dtype.*Received: int64"),
+        (lambda x, y: CCALoss(-1), "`num_components` must be an integer >= 1.*=-1"),
+        (lambda x, y: CCALoss(epsilon=-1.0), "`epsilon` must be a finite number >= 0"),
+        (lambda x, y: CCALoss()(None, np.c_[x, y]), "width 7, which has no halves"),
+        (lambda x, y: CCALoss(split=(2, 2))(None, np.c_[x, y]), "add up to the width 7"),
+        (lambda x, y: CCARegularizer(-0.5), "`weight` must be a finite number >= 0.*-0.5"),
+        (lambda x, y: CCARegularizer(num_components=4)([x, y]), r"at most min\(d1, d2\) = 3"),
+        (lambda x, y: CCARegularizer()([x]), "takes two views"),
+        (
+            lambda x, y: CCARegularizer()([keras.Input((3,), dtype="int32"), keras.Input((4,))]),
+            "floating-point dtype.*Received: int32",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    x, y = np.split(shared_views(20, SIZES), [3], 1)
+    with pytest.raises(ValueError, match=message):
+        call(x, y)
+
+
+# --- regularised risk minimisation ---------------------------------------------------------------
+
+
+def test_regularizer_contract(tmp_path):
+    layer = CCARegularizer(0.3, num_components=2, epsilon=0.1, split=SIZES)
+    check_layer(layer, shared_views(20, SIZES).astype("float32"), tmp_path)
+
+
+def test_regularizer_adds_its_loss_to_the_model():
+    x = shared_views(20, SIZES).astype("float32")
+    target = np.random.default_rng(4).normal(size=(20, 1)).astype("float32")
+    inputs = [keras.Input((size,)) for size in SIZES]
+    dense = [keras.layers.Dense(size) for size in SIZES]
+    features = [layer(i) for layer, i in zip(dense, inputs, strict=True)]
+    p, q = CCARegularizer(0.3, num_components=2, epsilon=0.1)(features)
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()([p, q])))
+    model.compile("sgd", "mse")
+    views = [x[:, :3], x[:, 3:]]
+    both = np.concatenate([layer(v) for layer, v in zip(dense, views, strict=True)], 1)
+    value = model.evaluate(views, target, batch_size=20, verbose=0)
+    risk = np.mean((model(views) - target) ** 2)
+    np.testing.assert_allclose(value, risk + 0.3 * expected_loss(both, 2, 0.1), rtol=1e-4)
+    # One step of `fit` follows the gradient of both terms.
+    before = dense[0].kernel.numpy()
+    with tf.GradientTape() as tape:
+        output = model(views)
+        total = tf.reduce_mean((output - target) ** 2) + sum(model.losses)
+    slope = tape.gradient(total, dense[0].kernel)
+    model.fit(views, target, batch_size=20, verbose=0)
+    np.testing.assert_allclose(dense[0].kernel, before - 0.01 * slope, atol=1e-6)
+
+
+def test_regularizer_with_a_mask_on_one_view():
+    x = shared_views(30, SIZES).reshape(6, 5, 7)
+    valid = np.random.default_rng(5).random((6, 5)) < 0.7
+    layer = CCARegularizer(0.5, dtype="float64")
+    outputs = layer([x[..., :3], x[..., 3:]], mask=[None, valid])
+    np.testing.assert_array_equal(np.concatenate(outputs, 2), x)
+    np.testing.assert_allclose(layer.losses[0], 0.5 * expected_loss(x[valid]), atol=1e-9)

@@ -1,4 +1,4 @@
-"""Proximal layers for views of the same thing: ProxCCA."""
+"""Proximal layers for views of the same thing: ProxCCA and ProxGCCA."""
 
 from typing import Any
 
@@ -293,5 +293,90 @@ class ProxCCA(_MultiviewProx):
             raise ValueError(
                 f"`num_components` must be at most min(d1, d2) = {min(sizes)} for views of the "
                 f"widths {sizes}. Received: num_components={self.num_components}"
+            )
+        return self.num_components
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+class ProxGCCA(_MultiviewProx):
+    """Moves the features of two or more views towards a common core (generalised CCA).
+
+    In training the layer returns, for the rows of the mini-batch,
+
+        {P_j} = argmin  lam/(2n) sum_j ||P_j - X_j||_F^2
+                + min_{G, U_j} sum_j ||G - P_j U_j||_F^2 + (n - 1) eps ||U_j||_F^2,  G^T G = I,
+
+    over the centred views: equation (8) of the paper with the objective of its appendix on
+    multiview learning. Its value is J k minus the sum of the k largest eigenvalues mu of
+    S v = mu (blockdiag(S) + eps I) v for the covariance S of all views side by side.
+
+    For two views and eps -> 0 those eigenvalues are 1 + sigma_i, with sigma_i the canonical
+    correlations, so that for k <= min(d1, d2) the layer equals `ProxCCA` with the same k and lam:
+    the objectives differ by the constant k.
+
+    Everything else (row spaces, ties, single rows, values that are not finite) is as in `ProxCCA`.
+
+    Args:
+        num_components: k, the width of the core, 1 <= k <= d_1 + .. + d_J. Directions with
+            mu <= 1e-9 take no part.
+        lam, epsilon, solver, gradient, inference, momentum, max_iterations, tolerance, monitor,
+        jit_solver: as for `ProxCCA`; the monitored correlation is the sum of the k values mu.
+        split: widths of the views when they come side by side in one tensor; halves by default.
+
+    Call arguments and output: as for `ProxCCA`, with any number of views >= 2.
+
+    Raises:
+        ValueError: fewer than two views, views of different batch sizes or lengths, more
+            components than all views have columns, a dtype that is not floating point, or an
+            argument outside its range.
+
+    Example:
+        a, b, c = ProxGCCA(10, lam=2.0)([encode(x), encode_other(y), encode_third(z)])
+
+    Reference: Li, Ma, Zhang, Proximal Mapping for Deep Regularization (2020), appendix on
+    multiview learning.
+    """
+
+    _objective = "gcca"
+    _max_views = None
+
+    def __init__(
+        self,
+        num_components: int,
+        *,
+        lam: float = 1.0,
+        epsilon: float = 1e-4,
+        solver: str = "newton",
+        gradient: str = "implicit",
+        inference: str = "identity",
+        momentum: float = 0.99,
+        max_iterations: int = 200,
+        tolerance: float = 1e-8,
+        monitor: bool = False,
+        split: tuple[int, ...] | None = None,
+        jit_solver: bool = True,
+        **kwargs: Any,
+    ):
+        super().__init__(
+            check_integer("num_components", num_components),
+            lam=lam,
+            epsilon=epsilon,
+            solver=solver,
+            gradient=gradient,
+            inference=inference,
+            momentum=momentum,
+            max_iterations=max_iterations,
+            tolerance=tolerance,
+            monitor=monitor,
+            split=split,
+            jit_solver=jit_solver,
+            **kwargs,
+        )
+
+    def _components(self, sizes):
+        if self.num_components > sum(sizes):
+            raise ValueError(
+                f"`num_components` must be at most d_1 + .. + d_J = {sum(sizes)} for views of "
+                f"the widths {sizes}. Received: num_components={self.num_components}"
             )
         return self.num_components

@@ -78,7 +78,8 @@ def add_lam(layer: keras.layers.Layer, lam: float) -> keras.Variable:
     return layer.add_weight(
         name="lam",
         shape=(),
-        initializer=keras.initializers.Constant(lam),
+        # keras.initializers.Constant would round lam to float32 first
+        initializer=lambda shape, dtype: tf.constant(lam, dtype),
         trainable=False,
         dtype=at_least_float32(layer.variable_dtype).name,
         autocast=False,

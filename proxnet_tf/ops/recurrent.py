@@ -171,9 +171,6 @@ def prox_state(
 ) -> tf.Tensor:
     """The proximal state (6) of an LSTM, differentiable in s, slopes and kernel to every order.
 
-    By CG the gradient is a custom one. TensorFlow cannot differentiate a custom gradient twice
-    inside a `tf.while_loop` of a graph (it raises an error); there, use the method "cholesky".
-
     Args:
         s: the new cell state, (batch, units).
         slopes: (9), (batch, 3 units).
@@ -192,7 +189,7 @@ def prox_state(
         s0, slopes0, kernel0 = (tf.stop_gradient(t) for t in (s, slopes, kernel))
         solved = solve_gates(s0, slopes0, GateKernels(kernel0, scale=scale), solver)
         u, c = solved.solution, solved.remainder
-        return c, lambda dc: backward(s, slopes, kernel, dc, u, c)
+        return c, lambda dc: _isolated(backward)(s, slopes, kernel, dc, u, c)
 
     @tf.custom_gradient
     def backward(*args):
@@ -213,12 +210,22 @@ def prox_state(
     def explicit(s, slopes, kernel, dc):
         """`backward` written so that a tape can differentiate it."""
         kernels = GateKernels(kernel, scale=scale)
-        c, a = forward(s, slopes, kernel), forward(dc, slopes, kernel)
+        solve = _isolated(forward)
+        c, a = solve(s, slopes, kernel), solve(dc, slopes, kernel)
         u = kernels.transpose(slopes * side_by_side(c))
         w = kernels.transpose(slopes * side_by_side(a))
         return _gate_cotangents(a, w, c, u, slopes, kernels)
 
-    return forward(s, slopes, kernel)
+    return _isolated(forward)(s, slopes, kernel)
+
+
+def _isolated(function):
+    """In a graph, `function` as a graph of its own.
+
+    In the body of a loop TensorFlow can differentiate a custom gradient twice, or after a
+    SavedModel is reloaded, only so.
+    """
+    return function if tf.executing_eagerly() else tf.function(function, autograph=False)
 
 
 def _gate_cotangents(a, w, c, u, slopes, kernels):

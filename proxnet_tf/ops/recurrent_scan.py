@@ -10,7 +10,6 @@ import tensorflow as tf
 from proxnet_tf.ops.recurrent import (
     GateKernels,
     LSTMOptions,
-    Solver,
     candidate_last,
     lstm_gates,
     prox_lstm_step,
@@ -54,8 +53,7 @@ def prox_lstm(
 
     In the first derivative, written out, the loop over time holds only what depends on later
     steps; the weights' gradients are products over all steps at once. Higher derivatives
-    differentiate the loop over `prox_lstm_step` with dense solves, in memory proportional to
-    time x batch x units x features.
+    differentiate the loop over `prox_lstm_step`.
 
     Args:
         inputs: (time, batch, features).
@@ -164,7 +162,6 @@ def _differentiable_scan(
     x, hidden, carry, kernel, recurrent_kernel, bias, sqrt_rho, options, mask, scale
 ):
     """`prox_lstm` by a loop over `prox_lstm_step`, for a tape to differentiate."""
-    options = options._replace(solver=Solver("cholesky"))
     steps = _length(x)
     z, recurrent = _project(x, kernel, bias, scale), candidate_last(recurrent_kernel)
     kernels = _gate_kernels(kernel, sqrt_rho, scale)

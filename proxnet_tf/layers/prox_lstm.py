@@ -12,7 +12,7 @@ from proxnet_tf.layers.common import (
     check_integer,
     check_number,
 )
-from proxnet_tf.ops.krylov import LeastSquaresResult
+from proxnet_tf.ops.least_squares import LeastSquaresResult
 from proxnet_tf.ops.recurrent import (
     GateKernels,
     LSTMOptions,

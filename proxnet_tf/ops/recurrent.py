@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from proxnet_tf.ops.krylov import LeastSquaresResult, regularized_least_squares
+from proxnet_tf.ops.least_squares import LeastSquaresResult, regularized_least_squares
 
 Activation = Callable[[tf.Tensor], tf.Tensor]
 GATES = 3  # i, f and g make the state; o does not

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.ops.krylov import regularized_least_squares
+from proxnet_tf.ops.least_squares import regularized_least_squares
 from proxnet_tf.ops.recurrent import (
     GateKernels,
     LSTMOptions,

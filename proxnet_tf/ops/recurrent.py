@@ -189,7 +189,7 @@ def prox_state(
         s0, slopes0, kernel0 = (tf.stop_gradient(t) for t in (s, slopes, kernel))
         solved = solve_gates(s0, slopes0, GateKernels(kernel0, scale=scale), solver)
         u, c = solved.solution, solved.remainder
-        return c, lambda dc: _isolated(backward)(s, slopes, kernel, dc, u, c)
+        return c, lambda dc: isolated(backward)(s, slopes, kernel, dc, u, c)
 
     @tf.custom_gradient
     def backward(*args):
@@ -210,16 +210,16 @@ def prox_state(
     def explicit(s, slopes, kernel, dc):
         """`backward` written so that a tape can differentiate it."""
         kernels = GateKernels(kernel, scale=scale)
-        solve = _isolated(forward)
+        solve = isolated(forward)
         c, a = solve(s, slopes, kernel), solve(dc, slopes, kernel)
         u = kernels.transpose(slopes * side_by_side(c))
         w = kernels.transpose(slopes * side_by_side(a))
         return _gate_cotangents(a, w, c, u, slopes, kernels)
 
-    return _isolated(forward)(s, slopes, kernel)
+    return isolated(forward)(s, slopes, kernel)
 
 
-def _isolated(function):
+def isolated(function):
     """In a graph, `function` as a graph of its own.
 
     In the body of a loop TensorFlow can differentiate a custom gradient twice, or after a

@@ -11,6 +11,7 @@ hidden state to `--output`.
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -25,9 +26,9 @@ from proxnet_tf.layers.prox_lstm import ProxLSTM
 from proxnet_tf.models.adversarial import AdversarialModel, normalize_per_example
 
 DATASETS = {"japanese_vowels": load_japanese_vowels}
-EPSILONS = (0.3, 1.0, 3.0)  # AdvLSTM, norm of the perturbation of the LSTM's input
-LAMS = (10.0, 1.0, 0.1)  # ProxLSTM, with delta = 1
-TUNING_SEEDS = 3
+EPSILONS = (1.0, 3.0, 10.0)  # AdvLSTM, norm of the perturbation of the LSTM's input
+LAMS = (1.0, 0.1, 0.01)  # ProxLSTM, with delta = 1
+TUNING_SEEDS = 2
 BATCH = 45
 NOISES = (0.2, 0.5, 1.0)  # standard deviation, in units of that of a feature
 RADII = (0.5, 1.0, 2.0)  # L2 norm of the perturbation of a whole normalized sequence
@@ -205,6 +206,7 @@ def run(arguments):
     }
     prox = methods["ProxLSTM"]
 
+    @functools.cache
     def prepare(seed):
         """Normalized training, validation and test parts, and a converged LSTM's weights."""
         fitted, held_out = split(train, seed)

@@ -1,5 +1,8 @@
 """ProxRNNCell: the proximal state for any recurrent cell."""
 
+import contextlib
+import inspect
+
 import keras
 import tensorflow as tf
 
@@ -16,6 +19,22 @@ from proxnet_tf.ops.black_box import prox_black_box
 # `keras.layers.RNN` draws dropout masks before its loop for cells of this class, which Keras does
 # not export.
 _DropoutRNNCell = next(c for c in keras.layers.LSTMCell.__mro__ if c.__name__ == "DropoutRNNCell")
+
+
+@contextlib.contextmanager
+def _fixed_dropout(cell, masks):
+    """Gives the cell these masks: gradients are taken when a sequence has dropped its own."""
+    if not isinstance(cell, _DropoutRNNCell):
+        yield
+        return
+    names = ("get_dropout_mask", "get_recurrent_dropout_mask")
+    for name, mask in zip(names, masks, strict=True):
+        object.__setattr__(cell, name, lambda step_input, mask=mask: mask)
+    try:
+        yield
+    finally:
+        for name in names:
+            object.__delattr__(cell, name)
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -52,6 +71,8 @@ class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):
     Call arguments:
         inputs: `(batch, input_dim)`.
         states: The states of the wrapped cell.
+        training: Passed on to a cell that takes it; random numbers drawn in the cell are the same
+            in s_t and in G_t.
 
     Output:
         The cell's output (or c_t) and its new states.
@@ -111,6 +132,7 @@ class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):
                 f"Received: output size {output_size}, state size {sizes[state_index]}"
             )
         self.cell = cell
+        self._takes_training = "training" in inspect.signature(cell.call).parameters
         self.initial_lam = check_number("lam", lam, above=0.0)
         self.delta = check_number("delta", delta, at_least=0.0)
         self.state_index = state_index
@@ -131,12 +153,14 @@ class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):
             self.cell.built = True
         self.built = True
 
-    def call(self, inputs, states):
+    def call(self, inputs, states, training=False):
         cell = self.cell
+        mode = {"training": training} if self._takes_training else {}
         variables = [tf.convert_to_tensor(v) for v in cell.trainable_variables]
         # Read before the call below: the Jacobian's calls then draw the same random numbers.
         constants = [tf.convert_to_tensor(v) for v in cell.non_trainable_variables]
-        output, new_states = cell(inputs, states)
+        masks = self.get_dropout_mask(inputs), self.get_recurrent_dropout_mask(states[0])
+        output, new_states = cell(inputs, states, **mode)
         nested = isinstance(new_states, (list, tuple))
         new_states = list(new_states) if nested else [new_states]
         s = new_states[self.state_index]
@@ -151,7 +175,9 @@ class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):
             for k, parameter in zip(floating, parameters, strict=False):
                 arguments[k] = parameter
             weights = parameters[len(floating) :]
-            (_, new_states), _ = cell.stateless_call(weights, constants, x, arguments)
+            x = tf.cast(x, cell.compute_dtype)
+            with _fixed_dropout(cell, masks):
+                (_, new_states), _ = cell.stateless_call(weights, constants, x, arguments, **mode)
             new_states = new_states if nested else [new_states]
             return tf.cast(new_states[self.state_index], dtype)
 

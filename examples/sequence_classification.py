@@ -231,10 +231,12 @@ def run(arguments):
         print(f"validation: {kind} = {value:g}: accuracy {accuracy:.2f}, loss {-loss:.4f}")
     epsilon = max(EPSILONS, key=lambda e: means["epsilon", e])
     lam = max(LAMS, key=lambda v: means["lam", v])
-    print(f"chosen: epsilon = {epsilon:g}, lam = {lam:g}  ({time.time() - began:.0f} s)", flush=True)
+    elapsed = f"({time.time() - began:.0f} s)"
+    print(f"chosen: epsilon = {epsilon:g}, lam = {lam:g} {elapsed}", flush=True)
     methods = {"LSTM": methods["LSTM"], "AdvLSTM": adversarial[epsilon], "ProxLSTM": prox}
     prox.recurrent.lam.assign(lam)
 
+    settings = {k: str(v) for k, v in vars(arguments).items()} | {"epsilon": epsilon, "lam": lam}
     results = {name: [] for name in methods}
     robust = [f"noise {s:g}" for s in NOISES] + [f"L2 attack {r:g}" for r in RADII]
     for seed in range(arguments.seeds):
@@ -251,15 +253,14 @@ def run(arguments):
             results[name].append(row)
         clean = ", ".join(f"{name} {results[name][-1]['clean']:.2f}" for name in methods)
         print(f"seed {seed}: {clean}  ({time.time() - began:.0f} s)", flush=True)
+        record = {"settings": settings, "results": results}
+        write(arguments.output / "japanese_vowels.json", json.dumps(record, indent=1))
+        if seed > 0:
+            lines = table(results, robust)
+            write(arguments.output / "japanese_vowels.md", "\n".join(lines) + "\n")
         if seed == 0:
             plot(methods, x_test, test.labels, arguments.output / "japanese_vowels_tsne.png")
-
-    settings = {k: str(v) for k, v in vars(arguments).items()} | {"epsilon": epsilon, "lam": lam}
-    record = {"settings": settings, "results": results}
-    write(arguments.output / "japanese_vowels.json", json.dumps(record, indent=1))
     if arguments.seeds > 1:
-        lines = table(results, robust)
-        write(arguments.output / "japanese_vowels.md", "\n".join(lines) + "\n")
         print("\n".join(lines))
     return results
 

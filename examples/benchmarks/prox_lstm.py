@@ -90,7 +90,8 @@ def table(rounds):
             for name, values in times.items():
                 ratio = statistics.median(v / p for v, p in zip(values, plain, strict=True))
                 median = 1e3 * statistics.median(values)
-                print(f"| {size} | {jit_compile} | {name} | {median:.1f} | {ratio:.2f} |", flush=True)
+                cells = (size, jit_compile, name, f"{median:.1f}", f"{ratio:.2f}")
+                print("|", *(f"{cell} |" for cell in cells), flush=True)
 
 
 def memory():

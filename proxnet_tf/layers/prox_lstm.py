@@ -8,6 +8,7 @@ import tensorflow as tf
 from proxnet_tf.layers.common import (
     add_lam,
     at_least_float32,
+    check_bool,
     check_choice,
     check_integer,
     check_number,
@@ -30,14 +31,14 @@ _LSTM_CELL_ARGUMENTS = {
 } - {"self", "units", "kwargs"}
 
 
-def check_solver(solver: object, tolerance: object, max_iterations: object) -> Solver:
+def check_solver(solver: str, tolerance: float | None, max_iterations: int | None) -> Solver:
     """The `Solver` of the arguments of a layer, checked."""
     check_choice("solver", solver, ("cg", "cholesky"))
     if tolerance is not None:
         tolerance = check_number("tolerance", tolerance, above=0.0)
     if max_iterations is not None:
         max_iterations = check_integer("max_iterations", max_iterations)
-    return Solver(solver, tolerance, max_iterations)  # type: ignore[arg-type]
+    return Solver(solver, tolerance, max_iterations)
 
 
 def _elementwise(name, function):
@@ -131,7 +132,7 @@ class ProxLSTMCell(keras.layers.LSTMCell):
         units = check_integer("units", units)
         lam = check_number("lam", lam, above=0.0)
         delta = check_number("delta", delta, at_least=0.0)
-        check_choice("output_from_prox", output_from_prox, (False, True))
+        output_from_prox = check_bool("output_from_prox", output_from_prox)
         self._solver = check_solver(solver, tolerance, max_iterations)
         super().__init__(units, **kwargs)
         self.initial_lam = lam
@@ -308,7 +309,8 @@ class ProxLSTM(keras.layers.RNN):
         activity_regularizer=None,
         **kwargs,
     ):
-        check_choice("jit_compile", jit_compile, (True, False, "auto"))
+        if jit_compile != "auto":
+            jit_compile = check_bool("jit_compile", jit_compile)
         cell_arguments = {k: kwargs.pop(k) for k in _LSTM_CELL_ARGUMENTS & set(kwargs)}
         cell = ProxLSTMCell(
             units,
@@ -420,9 +422,11 @@ class ProxLSTM(keras.layers.RNN):
         jit_compile = self.jit_compile
         if jit_compile == "auto":
             jit_compile = not tf.executing_eagerly() and sequences.shape[1] is not None
+        hidden, carry = (tf.cast(state, kernel.dtype) for state in initial_state)
         hidden, carry = prox_lstm(
             time_major,
-            *(tf.cast(state, kernel.dtype) for state in initial_state),
+            hidden,
+            carry,
             kernel,
             recurrent_kernel,
             bias,

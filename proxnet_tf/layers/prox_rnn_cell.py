@@ -9,7 +9,7 @@ import tensorflow as tf
 from proxnet_tf.layers.common import (
     add_lam,
     at_least_float32,
-    check_choice,
+    check_bool,
     check_integer,
     check_number,
 )
@@ -38,7 +38,7 @@ def _fixed_dropout(cell, masks):
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):
+class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, valid-type]
     """Makes one state of any recurrent cell proximal, for `keras.layers.RNN`.
 
     The wrapped cell computes its new states from its input x_t; with s_t the one at `state_index`
@@ -124,7 +124,7 @@ class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):
                 f"`state_index` must be an integer from {-len(sizes)} to {len(sizes) - 1}: the "
                 f"cell has states of sizes {sizes}. Received: state_index={state_index}"
             )
-        check_choice("output_prox", output_prox, (False, True))
+        check_bool("output_prox", output_prox)
         output_size = getattr(cell, "output_size", None) or sizes[0]
         if output_prox and output_size != sizes[state_index]:
             raise ValueError(

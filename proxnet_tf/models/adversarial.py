@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from proxnet_tf.layers.common import check_choice, check_integer, check_number
+from proxnet_tf.layers.common import check_bool, check_choice, check_integer, check_number
 
 
 def normalize_per_example(x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
@@ -41,11 +41,12 @@ def kl_divergence(p: tf.Tensor, q: tf.Tensor, from_logits: bool) -> tf.Tensor:
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
 class AdversarialModel(keras.Model):
-    """Trains a model on its loss plus its loss under the worst small perturbation of a layer's input.
+    """Adds to a model's loss that under the worst small perturbation of a layer's input.
 
     With z the input of the chosen layer, p(z) the prediction and r of norm `epsilon`,
 
-        method="adversarial":  loss(z) + weight * loss(z + r),     r = epsilon g/||g||,  g = dloss/dz
+        method="adversarial":  loss(z) + weight * loss(z + r),
+                               r = epsilon g/||g||,  g = dloss/dz;
         method="virtual":      loss(z) + weight * KL(p(z) || p(z + r)),
                                r = epsilon times the direction in which the KL divergence grows
                                fastest, by power iteration.
@@ -110,7 +111,7 @@ class AdversarialModel(keras.Model):
         self.weight = check_number("weight", weight, at_least=0.0)
         self.power_iterations = check_integer("power_iterations", power_iterations)
         self.step = check_number("step", step, above=0.0)
-        self.from_logits = check_choice("from_logits", from_logits, (False, True))
+        self.from_logits = check_bool("from_logits", from_logits)
         self.layer = layer
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
@@ -174,7 +175,8 @@ class AdversarialModel(keras.Model):
         masks = [p for p in points if p.dtype == tf.bool]
 
         def predict(perturbation):
-            return back([*points[:position], z + perturbation, *points[position + 1 :]], training=training)
+            moved = [*points[:position], z + perturbation, *points[position + 1 :]]
+            return back(moved, training=training)
 
         return predict, z, masks[0] if masks else None
 

@@ -45,7 +45,9 @@ def regularized_least_squares(
     The residual after the last step is not computed (half a product); it is extrapolated by the
     last ratio of squared residuals, beta, taken to be at least 0.01, and an example ends when
     ||r|| sqrt(min(1 - alpha, beta/4)) is below `tolerance ||s||`. So the error may exceed the
-    tolerance, but not by more than a factor of 20. Gradients do not flow through the loop: differentiate implicitly.
+    tolerance, but not by more than a factor of 20.
+
+    Gradients do not flow through the loop: differentiate implicitly.
 
     Args:
         jvp: v -> J v, from (batch, n) to (batch, k).

@@ -9,16 +9,16 @@ Everything here works with J = sqrt(rho) G, so that (6) reads c = (I + J J^T)^-1
 push-through identity it is a regularized least squares problem in the space of the input, whose
 solution u is also what the gradient needs:
 
-    (I + J^T J) u = J^T s,    c = s - J u,    u = J^T c.                                          (7)
+    (I + J^T J) u = J^T s,    c = s - J u,    u = J^T c.                              (7)
 
 For a cotangent dc of c, with a and w the solution of (7) for dc in the place of s (paper,
 eq. ell_s and ell_G),
 
-    ds = a,    dJ = -(a u^T + c w^T).                                                             (8)
+    ds = a,    dJ = -(a u^T + c w^T).                              (8)
 
 J is never formed. In an LSTM J v = sum_k slopes_k o (v K_k) over the gates k = i, f, g with
 
-    K_k = sqrt(rho) W_k,    slopes = [g o i', c_prev o f', i o g'],                               (9)
+    K_k = sqrt(rho) W_k,    slopes = [g o i', c_prev o f', i o g'],                              (9)
 
 where i' is the derivative of the gate i in its pre-activation: one product with [K_i K_f K_g], a
 scaling and a sum. For any other cell the products with J come from nested gradient tapes.
@@ -58,6 +58,9 @@ class Solver(NamedTuple):
         return self.max_iterations or 2 * min(units, features) + 10
 
 
+CG = Solver()
+
+
 def side_by_side(x: tf.Tensor) -> tf.Tensor:
     """[x, x, x]: the same for every gate, (..., 3 units)."""
     return tf.concat([x] * GATES, axis=-1)
@@ -84,25 +87,27 @@ class GateKernels(NamedTuple):
     scale: tf.Tensor | None = None
 
     @property
-    def one_scale_a_gate(self) -> bool:
-        return self.scale is not None and len(self.scale.shape) == 3
+    def gate_scales(self) -> list[tf.Tensor] | None:
+        """The masks of the gates where each has its own."""
+        if self.scale is None or len(self.scale.shape) == 2:
+            return None
+        return tf.unstack(self.scale, axis=1)
 
     def products(self, v: tf.Tensor) -> tf.Tensor:
         """v K_k side by side, from (batch, features) to (batch, 3 units)."""
-        if self.one_scale_a_gate:
-            kernels = tf.split(self.kernel, GATES, axis=-1)
-            parts = [(v * self.scale[:, k]) @ kernel for k, kernel in enumerate(kernels)]
-            return tf.concat(parts, axis=-1)
-        return (v if self.scale is None else v * self.scale) @ self.kernel
+        scales = self.gate_scales
+        if scales is None:
+            return (v if self.scale is None else v * self.scale) @ self.kernel
+        pairs = zip(scales, tf.split(self.kernel, GATES, axis=-1), strict=True)
+        return tf.concat([(v * scale) @ kernel for scale, kernel in pairs], axis=-1)
 
     def transpose(self, t: tf.Tensor) -> tf.Tensor:
         """sum_k t_k K_k^T, from (batch, 3 units) to (batch, features)."""
-        if self.one_scale_a_gate:
-            pairs = zip(
-                tf.split(t, GATES, axis=-1), tf.split(self.kernel, GATES, axis=-1), strict=True
-            )
-            parts = [tf.matmul(t_k, kernel, transpose_b=True) for t_k, kernel in pairs]
-            return tf.add_n([part * self.scale[:, k] for k, part in enumerate(parts)])
+        scales = self.gate_scales
+        if scales is not None:
+            gates = (tf.split(x, GATES, axis=-1) for x in (t, self.kernel))
+            parts = zip(scales, *gates, strict=True)
+            return tf.add_n([tf.matmul(t_k, k, transpose_b=True) * s for s, t_k, k in parts])
         if self.transposed is not None:
             v = t @ self.transposed
         else:
@@ -111,11 +116,11 @@ class GateKernels(NamedTuple):
 
     def outer(self, v: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
         """The gradient of <t, products(v)> in the kernel, (features, 3 units)."""
-        if self.one_scale_a_gate:
-            gates = enumerate(tf.split(t, GATES, axis=-1))
-            parts = [tf.matmul(v * self.scale[:, k], t_k, transpose_a=True) for k, t_k in gates]
-            return tf.concat(parts, axis=-1)
-        return tf.matmul(v if self.scale is None else v * self.scale, t, transpose_a=True)
+        scales = self.gate_scales
+        if scales is None:
+            return tf.matmul(v if self.scale is None else v * self.scale, t, transpose_a=True)
+        pairs = zip(scales, tf.split(t, GATES, axis=-1), strict=True)
+        return tf.concat([tf.matmul(v * s, t_k, transpose_a=True) for s, t_k in pairs], axis=-1)
 
     def dense(self, slopes: tf.Tensor) -> tf.Tensor:
         """J itself, (batch, units, features): for the dense check only."""
@@ -123,7 +128,7 @@ class GateKernels(NamedTuple):
         kernels = tf.transpose(tf.reshape(self.kernel, [features, GATES, -1]), [1, 2, 0])
         j = tf.reshape(slopes, [-1, GATES, kernels.shape[1], 1]) * kernels
         if self.scale is not None:
-            j *= tf.reshape(self.scale, [-1, 3 if self.one_scale_a_gate else 1, 1, features])
+            j *= tf.reshape(self.scale, [-1, 1 if self.gate_scales is None else GATES, 1, features])
         return tf.reduce_sum(j, axis=1)
 
 
@@ -167,7 +172,7 @@ def prox_state(
     slopes: tf.Tensor,
     kernel: tf.Tensor,
     scale: tf.Tensor | None = None,
-    solver: Solver = Solver(),
+    solver: Solver = CG,
 ) -> tf.Tensor:
     """The proximal state (6) of an LSTM, differentiable in s, slopes and kernel to every order.
 
@@ -249,7 +254,7 @@ class LSTMOptions(NamedTuple):
     activation: Activation = tf.tanh
     recurrent_activation: Activation = tf.sigmoid
     output_from_prox: bool = False
-    solver: Solver = Solver()
+    solver: Solver = CG
 
 
 def value_and_slope(f: Activation, z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -19,6 +19,7 @@ from proxnet_tf.ops.recurrent import (
     value_slope_curvature,
 )
 
+TANH_SIGMOID = LSTMOptions()
 # At delta^2/lam near 1 this many CG steps reach the precision of float32. They are taken without
 # a test at every time step; only if one example missed the tolerance, all is solved again with it.
 FIXED_STEPS = 4
@@ -44,7 +45,7 @@ def prox_lstm(
     recurrent_kernel: tf.Tensor,
     bias: tf.Tensor,
     sqrt_rho: tf.Tensor,
-    options: LSTMOptions = LSTMOptions(),
+    options: LSTMOptions = TANH_SIGMOID,
     mask: tf.Tensor | None = None,
     scale: tf.Tensor | None = None,
     jit_compile: bool = False,
@@ -74,7 +75,7 @@ def prox_lstm(
     if mask is not None:
         mask = mask[..., None]
         inputs = tf.where(mask, inputs, tf.zeros_like(inputs))  # padding may be anything
-    constants = (sqrt_rho, options, mask, scale)
+    constants = {"sqrt_rho": sqrt_rho, "options": options, "mask": mask, "scale": scale}
 
     def run(scan, tensors):
         def solve(*tensors):
@@ -105,7 +106,7 @@ def prox_lstm(
                 tape.watch(tensors[:8])
                 with tf.GradientTape() as inner:
                     inner.watch(args)
-                    outputs = _differentiable_scan(*args, *constants)
+                    outputs = _differentiable_scan(*args, **constants)
                 values = inner.gradient(outputs, args, outer, unconnected_gradients="zero")
             second = tape.gradient(values, tensors[:8], upstream, unconnected_gradients="zero")
             return *second, *[None] * len(tensors[8:])
@@ -117,11 +118,13 @@ def prox_lstm(
 
 def _twice_if_needed(scan, tensors, constants):
     """`scan` with `FIXED_STEPS`, and again with tests of convergence if it was not solved."""
-    solver = constants[1].solver
+    solver = constants["options"].solver
     if solver.method != "cg" or solver.tolerance_for(tensors[0].dtype) < 1e-6:
-        return scan(*tensors, *constants, 0)[1:]
-    converged, *values = scan(*tensors, *constants, FIXED_STEPS)
-    return tf.cond(converged, lambda: tuple(values), lambda: scan(*tensors, *constants, 0)[1:])
+        return scan(*tensors, **constants, fixed_steps=0)[1:]
+    converged, *values = scan(*tensors, **constants, fixed_steps=FIXED_STEPS)
+    return tf.cond(
+        converged, lambda: tuple(values), lambda: scan(*tensors, **constants, fixed_steps=0)[1:]
+    )
 
 
 def _length(x):

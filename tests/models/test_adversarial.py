@@ -83,9 +83,7 @@ def test_adversarial_step_is_the_one_written_by_hand(layer, weighted):
     model = make_model()
     adversarial = compiled(model, layer=layer, epsilon=0.3, weight=0.7)
     total, expected = by_hand(model, x, y, 0.3, 0.7, sample_weight, layer is None)
-    history = adversarial.fit(
-        x, y, sample_weight=sample_weight, batch_size=4, epochs=1, verbose=0
-    )
+    history = adversarial.fit(x, y, sample_weight=sample_weight, batch_size=4, epochs=1, verbose=0)
     np.testing.assert_allclose(history.history["loss"][0], total, rtol=1e-5)
     for found, wanted in zip(model.trainable_variables, expected, strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-5)
@@ -133,8 +131,13 @@ def test_virtual_training_lowers_the_divergence():
     for weight in (0.0, 20.0):
         model = make_model(seed=3)
         trained = compiled(
-            model, learning_rate=0.1, method="virtual", layer="recurrent", epsilon=1.0,
-            weight=weight, seed=2,
+            model,
+            learning_rate=0.1,
+            method="virtual",
+            layer="recurrent",
+            epsilon=1.0,
+            weight=weight,
+            seed=2,
         )
         trained.fit(x, y, batch_size=4, epochs=40, verbose=0)
         points = trained._parts()[0](x)
@@ -172,8 +175,13 @@ def test_save_fit_metrics_and_callbacks(tmp_path):
     x, y = sequences()
     model = make_model(ProxLSTM(6, name="recurrent", jit_compile=False))
     settings = dict(
-        layer="recurrent", method="virtual", epsilon=0.2, weight=0.5, power_iterations=2,
-        step=0.05, seed=3,
+        layer="recurrent",
+        method="virtual",
+        epsilon=0.2,
+        weight=0.5,
+        power_iterations=2,
+        step=0.05,
+        seed=3,
     )
     adversarial = compiled(model, **settings)
     assert len(adversarial.trainable_variables) == len(model.trainable_variables)

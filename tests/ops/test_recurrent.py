@@ -160,7 +160,7 @@ def variant(name):
     settings = dict(VARIANTS[name])
     sizes = {k: settings.pop(k) for k in ("features", "units") if k in settings}
     values = sequence_problem(**sizes)
-    batch, steps, features = values[0].shape
+    batch, _, features = values[0].shape
     rng = np.random.default_rng(9)
     mask = scale = None
     if settings.get("mask"):

@@ -125,6 +125,7 @@ def test_virtual_direction_is_the_dominant_one(logits):
     assert abs(top @ direction.ravel()) > 0.98
 
 
+@pytest.mark.slow
 def test_virtual_training_lowers_the_divergence():
     x, y = sequences()
     divergences = []

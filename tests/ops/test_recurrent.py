@@ -240,6 +240,7 @@ def test_sequence_gradient(name):
         np.testing.assert_allclose(gradient, numeric, atol=1e-6, err_msg=f"argument {index}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "masked dropout", "output from prox"])
 def test_sequence_second_derivative(name):
     values, states, _ = variant(name)

@@ -60,6 +60,18 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
     return value
 
 
+def check_bool(name: str, value: object) -> bool:
+    """Returns `value` if it is `True` or `False`, or raises a `ValueError` naming both.
+
+    Args:
+        name: the argument's name, for the message.
+        value: what came.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
+    return value
+
+
 def at_least_float32(dtype: str | tf.DType) -> tf.DType:
     """The dtype to compute in: `dtype` itself, or float32 where it is a 16-bit float.
 
@@ -78,7 +90,8 @@ def add_lam(layer: keras.layers.Layer, lam: float) -> keras.Variable:
     return layer.add_weight(
         name="lam",
         shape=(),
-        initializer=keras.initializers.Constant(lam),
+        # keras.initializers.Constant would round lam to float32 first
+        initializer=lambda shape, dtype: tf.constant(lam, dtype),
         trainable=False,
         dtype=at_least_float32(layer.variable_dtype).name,
         autocast=False,

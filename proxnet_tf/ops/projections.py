@@ -43,13 +43,13 @@ def symmetric_map(
             dx = jacobian(cotangent)
             return dx, tf.reduce_sum(dx * (x - z)) / lam
 
-        return z, lambda y: (_differentiable_once(gradient) if once else gradient)(y, x, lam)
+        return z, lambda y: (differentiable_once(gradient) if once else gradient)(y, x, lam)
 
     x = tf.convert_to_tensor(x)
     return mapped(x, scalar(lam, x))
 
 
-def _differentiable_once(function):
+def differentiable_once(function):
     """`function`, with an error in the place of a derivative that would be wrong."""
 
     @tf.custom_gradient

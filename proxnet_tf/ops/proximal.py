@@ -163,7 +163,7 @@ def spectrum(matrix: Any) -> dict[str, np.ndarray]:
 
 def quadratic(z: tf.Tensor, eigenvalues: np.ndarray, eigenvectors: np.ndarray) -> tf.Tensor:
     """1/2 z^T Q z with Q = U diag(q) U^T; shape of `z` without its last axis."""
-    along = tf.linalg.matvec(tf.cast(eigenvectors, z.dtype), z, transpose_a=True)
+    along = tf.tensordot(z, tf.cast(eigenvectors, z.dtype), axes=1)
     return tf.reduce_sum(tf.cast(eigenvalues, z.dtype) * along**2, axis=-1) / 2
 
 
@@ -177,9 +177,9 @@ def prox_quadratic(
     """
     x = tf.convert_to_tensor(x)
     basis = tf.cast(eigenvectors, x.dtype)
-    along = tf.linalg.matvec(basis, x, transpose_a=True)
+    along = tf.tensordot(x, basis, axes=1)
     shrunk = along / (1 + tf.cast(eigenvalues, x.dtype) / scalar(lam, x))
-    return tf.linalg.matvec(basis, shrunk)
+    return tf.tensordot(shrunk, tf.transpose(basis), axes=1)
 
 
 # The largest entry -----------------------------------------------------------------------------

@@ -7,8 +7,9 @@ regulariser (Wager, Wang, Liang, 2013). The other model first maps every point,
 
     P(x) = argmin_z lambda/2 ||z - x||^2 + sum_j b_j(z) z_j^2
 
-with b_j(z) = mean_i q_i (1 - q_i) x_ij^2 and q_i = sigmoid(z^T x_i), and then fits alpha with c ||alpha||^2. The scatter plots compare both
-discriminants, alpha^T P(x_i) and beta^T x_i, for the paper's two settings.
+with b_j(z) = mean_i q_i (1 - q_i) x_ij^2 and q_i = sigmoid(z^T x_i), and then fits alpha with
+c ||alpha||^2. The scatter plots compare both discriminants, alpha^T P(x_i) and beta^T x_i, for the
+paper's two settings.
 """
 
 import argparse

@@ -174,7 +174,9 @@ class ProxKernelFeatures(keras.layers.Layer):
             Invariance(i) if isinstance(i, str) else i for i in _listed(invariances)
         ]
         self.initial_lam = check_number("lam", lam, above=0.0)
-        self.power = check_choice("power", power, (-1.0, -0.5))
+        if power not in (-1.0, -0.5):
+            raise ValueError(f"`power` must be -1.0 or -0.5. Received: power={power!r}")
+        self.power = float(power)
         if self.power != -1.0 and not all(i.quadratic for i in self.invariances):
             raise ValueError("A 'gradient_variation' has a proximal map only: use power=-1.")
         self.seed = check_integer("seed", seed, at_least=0)
@@ -250,7 +252,9 @@ class ProxKernelFeatures(keras.layers.Layer):
     def _prepare(self, landmarks: np.ndarray) -> list[np.ndarray]:
         """Everything that depends neither on the input nor on lam, in float64."""
         kernel = self._kernel(tf.float64)
-        whitening = kernels.nystroem(kernel, landmarks)
+        # Smaller eigenvalues of K_W would only amplify the rounding of k_W(x).
+        double = at_least_float32(self.compute_dtype) == tf.float64
+        whitening = kernels.nystroem(kernel, landmarks, 1e-12 if double else 1e-6)
         energy = tf.zeros_like(whitening)
         variations = []
         for invariance in self.invariances:

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops.krylov import conjugate_gradient
-from proxnet_tf.ops.projections import scalar
+from proxnet_tf.ops.projections import differentiable_once, scalar
 
 Regularizer = Callable[[tf.Tensor], tf.Tensor]
 Projection = Callable[[tf.Tensor], tf.Tensor]
@@ -59,8 +59,8 @@ def smooth_prox(
     """argmin_{z in C} R(z) + lam/2 ||z - x||^2 for every row, with the implicit gradient.
 
     Without `projection`: L-BFGS (`tfp.optimizer.lbfgs_minimize`), polished by Newton steps. With
-    it: accelerated projected gradient with backtracking and restarts. R has to be convex, or its
-    curvature above -lam; otherwise a local minimum or `converged == False` comes back. A row whose
+    it: accelerated projected gradient with backtracking and restarts. Differentiable once. R has
+    to be convex, or its curvature above -lam; otherwise a local minimum or `converged == False` comes back. A row whose
     iterates stop being finite returns its start.
 
     Args:
@@ -286,9 +286,9 @@ def _differentiable_point(gradient, project, z, x, lam):
 
     @tf.custom_gradient
     def point(v):
-        fixed_v, fixed_lam = tf.stop_gradient(v), tf.stop_gradient(lam)
+        fixed_lam = tf.stop_gradient(lam)
 
-        def backward(y):
+        def backward(y, fixed_v):
             def j(u):
                 with tf.GradientTape() as tape:
                     tape.watch(fixed_v)
@@ -303,7 +303,7 @@ def _differentiable_point(gradient, project, z, x, lam):
             )
             return j(solved.solution)
 
-        return tf.identity(z), backward
+        return tf.identity(z), lambda y: differentiable_once(backward)(y, v)
 
     return point(v)
 

@@ -177,9 +177,9 @@ def inverse_square_root(matrix: tf.Tensor, threshold: float = 1e-12) -> tf.Tenso
     return tf.matmul(vectors * roots, vectors, transpose_b=True)
 
 
-def nystroem(kernel: Any, landmarks: tf.Tensor) -> tf.Tensor:
+def nystroem(kernel: Any, landmarks: tf.Tensor, threshold: float = 1e-12) -> tf.Tensor:
     """K_W^{-1/2}, so that phi(x) = K_W^{-1/2} k_W(x) embeds k_x; W = `landmarks` (m, d)."""
-    return inverse_square_root(kernel.matrix(landmarks, landmarks))
+    return inverse_square_root(kernel.matrix(landmarks, landmarks), threshold)
 
 
 def embedded_representers(

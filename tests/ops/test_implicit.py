@@ -105,3 +105,16 @@ def test_a_start_outside_the_domain_is_reported():
     found = smooth_prox(r, x, 1.0, start=tf.ones_like(x))
     np.testing.assert_allclose(found.point, (x + tf.sqrt(x**2 + 4)) / 2, atol=1e-9)
     assert found.converged.numpy().all()
+
+
+def test_second_derivative_is_refused():
+    x = tf.constant(X)
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            z = smooth_prox(lambda z: tf.reduce_sum(z**4, axis=-1), x, 1.0).point
+            loss = tf.reduce_sum(z**2)
+        dx = inner.gradient(loss, x)
+    with pytest.raises(NotImplementedError, match="first derivative only"):
+        outer.gradient(dx, x)

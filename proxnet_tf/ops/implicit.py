@@ -60,8 +60,8 @@ def smooth_prox(
 
     Without `projection`: L-BFGS (`tfp.optimizer.lbfgs_minimize`), polished by Newton steps. With
     it: accelerated projected gradient with backtracking and restarts. Differentiable once. R has
-    to be convex, or its curvature above -lam; otherwise a local minimum or `converged == False` comes back. A row whose
-    iterates stop being finite returns its start.
+    to be convex, or its curvature above -lam; otherwise a local minimum or `converged == False`
+    comes back. A row whose iterates stop being finite returns its start.
 
     Args:
         regularizer: R, (batch, n) -> (batch,), smooth where it is finite, +inf elsewhere; row i of
@@ -90,33 +90,32 @@ def smooth_prox(
     scale = tf.maximum(tf.reduce_max(tf.abs(fixed_x), axis=-1, keepdims=True), 1)
     origin = tf.stop_gradient(project(fixed_x if start is None else tf.cast(start, x.dtype)))
 
-    def value_and_gradient(z):
-        """(R(z)/lam + 1/2 ||z - x||^2) / scale^2 and its gradient times scale, a row."""
+    def evaluate(z):
+        """(R(z)/lam + 1/2 ||z - x||^2) / scale^2, its gradient times scale, the residual; a row.
+
+        The residual is +inf where R is not finite.
+        """
         r, slope = gradient(z)
+        shift = slope / fixed_lam
         gap = (z - fixed_x) / scale
         value = r / fixed_lam / tf.squeeze(scale, -1) ** 2 + tf.reduce_sum(gap**2, axis=-1) / 2
-        return value, slope / fixed_lam / scale + gap
-
-    def residual_of(z):
-        r, slope = gradient(z)
-        gap = tf.reduce_max(tf.abs(z - project(fixed_x - slope / fixed_lam)) / scale, axis=-1)
-        return tf.where(tf.math.is_finite(r), gap, tf.cast(float("inf"), gap.dtype))
+        residual = tf.reduce_max(tf.abs(z - project(fixed_x - shift)) / scale, axis=-1)
+        residual = tf.where(tf.math.is_finite(r), residual, tf.cast(float("inf"), residual.dtype))
+        return value, shift / scale + gap, residual
 
     if projection is None:
-        z, iterations = _lbfgs(value_and_gradient, origin, scale, tolerance, max_iterations)
+        z, iterations = _lbfgs(evaluate, origin, scale, tolerance, max_iterations)
         # A barrier can leave L-BFGS stuck far off: Newton starts where the residual is lower.
-        stuck = ~(residual_of(z) <= residual_of(origin))
+        stuck = ~(evaluate(z)[2] <= evaluate(origin)[2])
         z = tf.where(stuck[:, tf.newaxis], origin, z)
-        z, more = _newton(
-            value_and_gradient, gradient, z, fixed_lam, scale, residual_of, max_iterations
-        )
+        z, more = _newton(evaluate, gradient, z, fixed_lam, scale, max_iterations)
         iterations += more
     else:
         z, iterations = _projected_gradient(
-            value_and_gradient, project, origin, scale, residual_of, tolerance, max_iterations
+            evaluate, project, origin, scale, tolerance, max_iterations
         )
     z = tf.stop_gradient(_finite_or(z, origin))
-    residual = tf.stop_gradient(residual_of(z))
+    residual = tf.stop_gradient(evaluate(z)[2])
     point = _differentiable_point(gradient, project, z, x, lam)
     return ProxSolution(point, residual, residual <= scalar(tolerance, x), iterations)
 
@@ -161,12 +160,12 @@ def _finite_or(z: tf.Tensor, fallback: tf.Tensor) -> tf.Tensor:
 # Solvers ---------------------------------------------------------------------------------------
 
 
-def _lbfgs(value_and_gradient, origin, scale, tolerance, max_iterations):
+def _lbfgs(evaluate, origin, scale, tolerance, max_iterations):
     """Minimiser in the variable z / scale, so that one tolerance serves all rows."""
     import tensorflow_probability as tfp
 
     found = tfp.optimizer.lbfgs_minimize(
-        lambda w: value_and_gradient(w * scale),
+        lambda w: evaluate(w * scale)[:2],
         initial_position=origin / scale,
         tolerance=tolerance,
         f_relative_tolerance=0,
@@ -185,7 +184,7 @@ def _hessian_product(gradient, z, v):
     return tf.zeros_like(v) if product is None else tf.convert_to_tensor(product)
 
 
-def _newton(value_and_gradient, gradient, z, lam, scale, residual_of, max_iterations):
+def _newton(evaluate, gradient, z, lam, scale, max_iterations):
     """Newton-CG with backtracking, from where L-BFGS ends.
 
     L-BFGS compares values, so it stalls near the square root of the rounding, and a barrier can
@@ -194,7 +193,7 @@ def _newton(value_and_gradient, gradient, z, lam, scale, residual_of, max_iterat
     rounding = 10 * np.finfo(z.dtype.as_numpy_dtype).eps
 
     def newton(iteration, z, residual, active):
-        value, slope = value_and_gradient(z)
+        value, slope, _ = evaluate(z)
         downhill = -_finite_or(slope, tf.zeros_like(slope)) * scale
         direction = conjugate_gradient(
             lambda v: v + _hessian_product(gradient, z, v) / lam, downhill, tolerance=1e-2
@@ -205,8 +204,8 @@ def _newton(value_and_gradient, gradient, z, lam, scale, residual_of, max_iterat
 
         def attempt(length):
             candidate = z + length[:, tf.newaxis] * direction
-            moved = residual_of(candidate)
-            lowered = value_and_gradient(candidate)[0] - value
+            reached, _, moved = evaluate(candidate)
+            lowered = reached - value
             lower = (lowered <= 1e-4 * length * fall) & (lowered < -rounding * (1 + tf.abs(value)))
             return length, candidate, moved, lower | (moved < 0.9 * residual)
 
@@ -221,7 +220,7 @@ def _newton(value_and_gradient, gradient, z, lam, scale, residual_of, max_iterat
         residual = tf.where(better, moved, residual)
         return iteration + 1, z, residual, better & (residual > rounding / 4)
 
-    residual = residual_of(z)
+    residual = evaluate(z)[2]
     iterations, z, *_ = tf.while_loop(
         lambda iteration, z, residual, active: tf.reduce_any(active),
         newton,
@@ -231,9 +230,7 @@ def _newton(value_and_gradient, gradient, z, lam, scale, residual_of, max_iterat
     return z, iterations
 
 
-def _projected_gradient(
-    value_and_gradient, project, origin, scale, residual_of, tolerance, max_iterations
-):
+def _projected_gradient(evaluate, project, origin, scale, tolerance, max_iterations):
     """Accelerated projected gradient; every row has its own step length and restarts.
 
     The objective over lam has curvature 1 at least, so the momentum is that of strong convexity.
@@ -241,20 +238,21 @@ def _projected_gradient(
     rounding = 10 * np.finfo(origin.dtype.as_numpy_dtype).eps
 
     def step(iteration, z, ahead, length, _):
-        slope = value_and_gradient(ahead)[1] * scale
+        slope = evaluate(ahead)[1] * scale
 
         def attempt(length):
             candidate = project(ahead - length[:, tf.newaxis] * slope)
             move = candidate - ahead
-            value, moved_slope = value_and_gradient(candidate)
+            value, moved_slope, residual = evaluate(candidate)
             curvature = tf.reduce_sum((moved_slope * scale - slope) * move, axis=-1)
             short = curvature * length <= tf.reduce_sum(move**2, axis=-1)
             short |= tf.reduce_max(tf.abs(move) / scale, axis=-1) <= rounding
-            return candidate, length, (short & tf.math.is_finite(value)) | (length < 1e-12)
+            short &= tf.math.is_finite(value)
+            return candidate, residual, length, short | (length < 1e-12)
 
-        candidate, length, _ = tf.while_loop(
-            lambda candidate, length, short: ~tf.reduce_all(short),
-            lambda candidate, length, short: attempt(tf.where(short, length, length / 2)),
+        candidate, residual, length, _ = tf.while_loop(
+            lambda candidate, residual, length, short: ~tf.reduce_all(short),
+            lambda candidate, residual, length, short: attempt(tf.where(short, length, length / 2)),
             attempt(length),
             maximum_iterations=60,
         )
@@ -264,13 +262,13 @@ def _projected_gradient(
         weight = tf.where(uphill, tf.zeros_like(weight), weight)
         ahead = project(candidate + weight[:, tf.newaxis] * (candidate - z))
         length = tf.minimum(1.1 * length, 1)
-        return iteration + 1, candidate, ahead, length, residual_of(candidate)
+        return iteration + 1, candidate, ahead, length, residual
 
     length = tf.ones_like(scale[:, 0])
     iterations, z, *_ = tf.while_loop(
         lambda *state: tf.reduce_any(state[-1] > tolerance),
         step,
-        (tf.zeros([], tf.int32), origin, origin, length, residual_of(origin)),
+        (tf.zeros([], tf.int32), origin, origin, length, evaluate(origin)[2]),
         maximum_iterations=max_iterations,
     )
     return z, iterations

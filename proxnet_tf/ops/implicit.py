@@ -108,7 +108,7 @@ def smooth_prox(
         # A barrier can leave L-BFGS stuck far off: Newton starts where the residual is lower.
         stuck = ~(evaluate(z)[2] <= evaluate(origin)[2])
         z = tf.where(stuck[:, tf.newaxis], origin, z)
-        z, more = _newton(evaluate, gradient, z, fixed_lam, scale, max_iterations)
+        z, more = _newton(evaluate, gradient, z, fixed_lam, scale, tolerance, max_iterations)
         iterations += more
     else:
         z, iterations = _projected_gradient(
@@ -184,7 +184,7 @@ def _hessian_product(gradient, z, v):
     return tf.zeros_like(v) if product is None else tf.convert_to_tensor(product)
 
 
-def _newton(evaluate, gradient, z, lam, scale, max_iterations):
+def _newton(evaluate, gradient, z, lam, scale, tolerance, max_iterations):
     """Newton-CG with backtracking, from where L-BFGS ends.
 
     L-BFGS compares values, so it stalls near the square root of the rounding, and a barrier can
@@ -209,8 +209,9 @@ def _newton(evaluate, gradient, z, lam, scale, max_iterations):
             lower = (lowered <= 1e-4 * length * fall) & (lowered < -rounding * (1 + tf.abs(value)))
             return length, candidate, moved, lower | (moved < 0.9 * residual)
 
+        searching = active & (residual > tolerance)  # solved rows only try the whole step
         _, candidate, moved, better = tf.while_loop(
-            lambda length, candidate, moved, better: tf.reduce_any(active & ~better),
+            lambda length, candidate, moved, better: tf.reduce_any(searching & ~better),
             lambda length, candidate, moved, better: attempt(tf.where(better, length, length / 2)),
             attempt(tf.ones_like(value)),
             maximum_iterations=30,
@@ -218,13 +219,13 @@ def _newton(evaluate, gradient, z, lam, scale, max_iterations):
         better &= active
         z = tf.where(better[:, tf.newaxis], candidate, z)
         residual = tf.where(better, moved, residual)
-        return iteration + 1, z, residual, better & (residual > rounding / 4)
+        return iteration + 1, z, residual, better & (residual > rounding / 20)
 
     residual = evaluate(z)[2]
     iterations, z, *_ = tf.while_loop(
         lambda iteration, z, residual, active: tf.reduce_any(active),
         newton,
-        (tf.zeros([], tf.int32), z, residual, residual > rounding / 4),
+        (tf.zeros([], tf.int32), z, residual, residual > rounding / 20),
         maximum_iterations=max_iterations,
     )
     return z, iterations

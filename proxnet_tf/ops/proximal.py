@@ -176,10 +176,10 @@ def prox_quadratic(
     `prox_quadratic([3.0, 3.0], 1.0, **spectrum([[2, 0], [0, 0]]))` gives `[1.0, 3.0]`.
     """
     x = tf.convert_to_tensor(x)
-    basis = tf.cast(eigenvectors, x.dtype)
-    along = tf.tensordot(x, basis, axes=1)
-    shrunk = along / (1 + tf.cast(eigenvalues, x.dtype) / scalar(lam, x))
-    return tf.tensordot(shrunk, tf.transpose(basis), axes=1)
+    basis, q = (tf.cast(v, x.dtype) for v in (eigenvectors, eigenvalues))
+    # x - Q (lam I + Q)^{-1} x: what is taken away carries the rounding, not x.
+    removed = tf.tensordot(x, basis, axes=1) * (q / (scalar(lam, x) + q))
+    return x - tf.tensordot(removed, tf.transpose(basis), axes=1)
 
 
 # The largest entry -----------------------------------------------------------------------------

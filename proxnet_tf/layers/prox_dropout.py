@@ -40,7 +40,7 @@ class ProxDropout(keras.layers.Layer):
     Example:
         keras.Sequential([ProxDropout(lam=0.5), keras.layers.Dense(1, activation="sigmoid")])
 
-    Reference: Li, Ma, Zhang (2020), section 3, equation (6); a_s without the printed factor 2.
+    Reference: Li, Ma, Zhang (2020), section 3, equation (7); a_s without the printed factor 2.
     """
 
     def __init__(self, lam: float = 1.0, *, num_points: int = 128, **kwargs: Any):

@@ -54,7 +54,7 @@ def differentiable_once(function):
 
     @tf.custom_gradient
     def wrapped(*arguments):
-        def refuse(*_):
+        def refuse(*_, variables=None):
             raise NotImplementedError(
                 "This proximal map provides a first derivative only, not the second one that was "
                 "asked for."

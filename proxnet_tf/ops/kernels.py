@@ -1,0 +1,189 @@
+"""Proximal maps in a reproducing kernel Hilbert space, for regularisers of bounded functionals.
+
+    c_x = argmin_g R(g) + lam/2 ||g - k_x||^2,     R(f) = 1/2 sum_i <z_i, f>^2                (1)
+    c_x = (I + Z Z^T/lam)^{-1} k_x                                                             (2)
+
+(the paper prints an argmax in (1)). The z_i represent a set of `Functionals`: the values f(x_i),
+the partial derivatives of f at x_i, or linear combinations of either. With z(x) = (<z_i, k_x>)_i,
+K_Z = (<z_i, z_j>) and A = (lam I + K_Z)^{-1} all below is exact, or exact up to Nystroem.
+Kernels are `tfp.math.psd_kernels` on vectors; rows are points.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+
+class Functionals(NamedTuple):
+    """Bounded linear functionals of f at `points`.
+
+    Attributes:
+        points: (p, d).
+        derivative: False for the p values f(x_i), True for the p d partial derivatives, x_i by
+            x_i.
+        combination: (r, p) or (r, p d), the rows combine those; None for the identity.
+    """
+
+    points: tf.Tensor
+    derivative: bool = False
+    combination: tf.Tensor | None = None
+
+
+def gradient_flatness(points: tf.Tensor, weight: float = 1.0) -> Functionals:
+    """R(f) = weight/2 sum_i ||grad f(x_i)||^2: z_i = sqrt(weight) dk(x_i, .)/dx_i."""
+    points = tf.convert_to_tensor(points)
+    root = np.sqrt(weight) * tf.eye(points.shape[0] * points.shape[1], dtype=points.dtype)
+    return Functionals(points, True, None if weight == 1.0 else root)
+
+
+def graph_laplacian(
+    points: tf.Tensor, adjacency: np.ndarray | tf.Tensor, weight: float = 1.0
+) -> Functionals:
+    """R(f) = weight/2 sum_ij w_ij (f(x_i) - f(x_j))^2 = weight f^T (D - W) f, W = `adjacency`.
+
+    Instead of one representer an edge, the p rows of a square root of 2 weight (D - W).
+    """
+    w = np.asarray(adjacency, "float64")
+    values, vectors = np.linalg.eigh(2 * weight * (np.diag(w.sum(axis=1)) - w))
+    root = np.sqrt(np.maximum(values, 0))[:, np.newaxis] * vectors.T
+    points = tf.convert_to_tensor(points)
+    return Functionals(points, False, tf.cast(root, points.dtype))
+
+
+def neighbor_adjacency(points: np.ndarray, num_neighbors: int = 5) -> np.ndarray:
+    """Symmetric 0/1 adjacency that links every point with its `num_neighbors` nearest ones."""
+    points = np.asarray(points, "float64")
+    distances = ((points[:, np.newaxis] - points[np.newaxis]) ** 2).sum(axis=-1)
+    np.fill_diagonal(distances, np.inf)
+    nearest = np.argsort(distances, axis=1, kind="stable")[:, :num_neighbors]
+    adjacency = np.zeros_like(distances)
+    np.put_along_axis(adjacency, nearest, 1.0, axis=1)
+    return np.maximum(adjacency, adjacency.T)
+
+
+def gram(kernel: Any, left: Functionals, right: Functionals) -> tf.Tensor:
+    """(<z_i, z'_j>) for the representers of `left` and `right`, by differentiating the kernel."""
+    if left.derivative and right.derivative:
+        block = _mixed_derivatives(kernel, left.points, right.points)
+    elif left.derivative:
+        block = _left_derivatives(kernel, left.points, right.points)
+    elif right.derivative:
+        block = tf.transpose(_left_derivatives(kernel, right.points, left.points))
+    else:
+        block = kernel.matrix(left.points, right.points)
+    if left.combination is not None:
+        block = tf.matmul(left.combination, block)
+    if right.combination is not None:
+        block = tf.matmul(block, right.combination, transpose_b=True)
+    return block
+
+
+def _pairs(a, b):
+    """Both points of every pair, (p, q, d), so that one backward pass serves all pairs."""
+    shape = [tf.shape(a)[0], tf.shape(b)[0], tf.shape(a)[1]]
+    return tf.broadcast_to(a[:, tf.newaxis], shape), tf.broadcast_to(b[tf.newaxis], shape)
+
+
+def _left_derivatives(kernel, a, b):
+    """dk(a_i, b_j)/da_i as a matrix (p d, q)."""
+    left, right = _pairs(a, b)
+    with tf.GradientTape() as tape:
+        tape.watch(left)
+        value = kernel.apply(left, right)
+    slope = tf.convert_to_tensor(tape.gradient(value, left))
+    return tf.reshape(tf.transpose(slope, [0, 2, 1]), [-1, tf.shape(b)[0]])
+
+
+def _mixed_derivatives(kernel, a, b):
+    """d^2 k(a_i, b_j)/da_i db_j as a matrix (p d, q d)."""
+    left, right = _pairs(a, b)
+    size = a.shape[1]
+    with tf.GradientTape(persistent=True) as outer:
+        outer.watch(right)
+        with tf.GradientTape() as inner:
+            inner.watch(left)
+            value = kernel.apply(left, right)
+        slope = inner.gradient(value, left)
+        columns = [slope[..., k] for k in range(size)]
+    mixed = tf.stack([outer.gradient(column, right) for column in columns])  # (d, p, q, d)
+    return tf.reshape(tf.transpose(mixed, [1, 0, 2, 3]), [-1, tf.shape(b)[0] * size])
+
+
+def invariant_inner_products(
+    kernel: Any,
+    functionals: Functionals,
+    x: tf.Tensor,
+    y: tf.Tensor,
+    lam: float | tf.Tensor,
+    power: float = -1.0,
+) -> tf.Tensor:
+    """Exact inner products <c_x, c_y> of the proximal representers (2), a matrix.
+
+        k(x, y) - 2 z(x)^T A z(y) + z(x)^T A K_Z A z(y)
+
+    With power = -1/2 those of the warped kernel of Ma et al. (2019), k - z(x)^T A z(y) (the
+    appendix prints K_Z for A).
+
+    Args:
+        kernel: of `tfp.math.psd_kernels`, twice differentiable for derivatives.
+        functionals: of R.
+        x: (n, d) points.
+        y: (m, d) points.
+        lam: > 0.
+        power: -1 or -1/2, the exponent of I + Z Z^T/lam applied to k_x.
+
+    Returns:
+        (n, m) tensor.
+    """
+    zx = gram(kernel, functionals, Functionals(x))
+    zy = gram(kernel, functionals, Functionals(y))
+    kz = gram(kernel, functionals, functionals)
+    lam = tf.cast(lam if tf.is_tensor(lam) else np.float64(lam), kz.dtype)
+    factor = tf.linalg.cholesky(kz + lam * tf.eye(tf.shape(kz)[0], dtype=kz.dtype))
+    ax, ay = tf.linalg.cholesky_solve(factor, zx), tf.linalg.cholesky_solve(factor, zy)
+    products = kernel.matrix(x, y) - tf.matmul(zx, ay, transpose_a=True)
+    if power == -0.5:
+        return products
+    # A K_Z A = A - lam A^2 leaves two terms of the same sign, without cancellation.
+    return products - lam * tf.matmul(ax, ay, transpose_a=True)
+
+
+def invariant_distances(
+    kernel: Any,
+    functionals: Functionals,
+    x: tf.Tensor,
+    y: tf.Tensor,
+    lam: float | tf.Tensor,
+    power: float = -1.0,
+) -> tf.Tensor:
+    """Exact distances ||c_x - c_y|| after the proximal map (2), a matrix; arguments as above."""
+    points = tf.concat([x, y], axis=0)
+    products = invariant_inner_products(kernel, functionals, points, points, lam, power)
+    n = tf.shape(x)[0]
+    squares = tf.linalg.diag_part(products)
+    squared = squares[:n, tf.newaxis] + squares[tf.newaxis, n:] - 2 * products[:n, n:]
+    return tf.sqrt(tf.maximum(squared, 0))
+
+
+def inverse_square_root(matrix: tf.Tensor, threshold: float = 1e-12) -> tf.Tensor:
+    """Pseudo-inverse square root of a symmetric positive semidefinite matrix.
+
+    Eigenvalues below `threshold` times the largest count as 0.
+    """
+    values, vectors = tf.linalg.eigh(matrix)
+    kept = values > threshold * values[-1]
+    roots = tf.where(kept, tf.math.rsqrt(tf.where(kept, values, 1)), tf.zeros_like(values))
+    return tf.matmul(vectors * roots, vectors, transpose_b=True)
+
+
+def nystroem(kernel: Any, landmarks: tf.Tensor, threshold: float = 1e-12) -> tf.Tensor:
+    """K_W^{-1/2}, so that phi(x) = K_W^{-1/2} k_W(x) embeds k_x; W = `landmarks` (m, d)."""
+    return inverse_square_root(kernel.matrix(landmarks, landmarks), threshold)
+
+
+def embedded_representers(
+    kernel: Any, landmarks: tf.Tensor, whitening: tf.Tensor, functionals: Functionals
+) -> tf.Tensor:
+    """The Nystroem embeddings of the z_i as columns, (m, r); `whitening` from `nystroem`."""
+    return tf.matmul(whitening, gram(kernel, Functionals(landmarks), functionals))

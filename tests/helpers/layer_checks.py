@@ -46,7 +46,7 @@ def check_layer(layer, inputs, tmp_path, *, training=None, atol=1e-5, allow_defa
     """Config, JSON, `.keras` file, symbolic = eager = `tf.function`, `fit`, mixed precision.
 
     `layer`: made with NON-default arguments (but those named in `allow_default`); `inputs`: one
-    float32 array or a list of them, batch first; `training`: the mode in which outputs are compared.
+    float32 array or a list of them, batch first; `training`: the mode of the compared outputs.
     """
     check_config(layer, allow_default)
     call = {} if training is None else {"training": training}

@@ -295,12 +295,17 @@ def test_stages_train_only_their_own_weights():
 def test_pretraining_needs_no_target_and_takes_a_dummy_one():
     views, _ = make_data()
     dummy = np.zeros((120, 1), "float32")
-    both = tf.data.Dataset.from_tensor_slices((tuple(views), dummy)).batch(40)
+    both = tf.data.Dataset.from_tensor_slices((tuple(views), dummy)).batch(120)
+    whole = {"batch_size": 120}
     losses = []
-    for x, y in ((views, None), (views, dummy), (both.map(lambda x, y: (x,)), None), (both, None)):
+    for arguments in (
+        {"x": views, **whole},
+        {"x": views, "y": dummy, **whole},
+        {"x": both.map(lambda x, y: (x,))},
+        {"x": both},
+    ):
         keras.utils.set_random_seed(1)
-        options = {"batch_size": 40} if x is views else {}
-        history = DCCA(encoders(), predictors()).pretrain(x, y, shuffle=x is views and None, verbose=0, **options)
+        history = DCCA(encoders(), predictors()).pretrain(**arguments, shuffle=False, verbose=0)
         losses.append(history.history["correlation_loss"][0])
     np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
 

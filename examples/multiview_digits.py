@@ -36,7 +36,7 @@ NAMES = {"vanilla": "Vanilla", "dcca": "DCCA", "dccae": "DCCAE", "rrm": "RRM", "
 @dataclasses.dataclass
 class Settings:
     """What is tuned. `strength` is lam at epoch 0 (prox), or the weight of L (rrm) or of the
-    reconstruction errors (dccae)."""
+    reconstruction errors (dccae). `normalize` gives the codes unit variance (batch statistics)."""
 
     strength: float = 0.0
     growth: float = 0.0
@@ -44,6 +44,7 @@ class Settings:
     components: int = 10
     hidden: int = 128
     dropout: float = 0.0
+    normalize: int = 0
     learning_rate: float = 1e-3
 
 
@@ -60,7 +61,7 @@ STRENGTHS = {
     "dcca": [0.0],
     "dccae": [0.01, 0.1, 1.0],
     "rrm": [0.01, 0.03, 0.1, 0.3],
-    "prox": [0.1, 0.3, 1.0, 3.0],
+    "prox": [0.1, 0.3, 1.0, 3.0, 10.0],
 }
 CHOICES = {
     "growth": [0.0, 0.5],
@@ -68,6 +69,7 @@ CHOICES = {
     "components": [10, 20],
     "hidden": [128, 256],
     "dropout": [0.0, 0.3],
+    "normalize": [0, 1],
     "learning_rate": [1e-3, 3e-3],
 }
 # Predicts with both saved forms; the SavedModel without importing proxnet_tf.
@@ -124,10 +126,9 @@ def make_model(method, widths, settings, predict_with="average", inference="iden
         hidden = Dense(settings.hidden, activation="relu")
         return keras.Sequential([hidden, Dropout(settings.dropout), Dense(units), *last])
 
-    def code():  # of unit variance, so that lam means the same in every run
-        return network(
-            settings.components, BatchNormalization(momentum=0.9, center=False, scale=False)
-        )
+    def code():
+        norm = BatchNormalization(momentum=0.9, center=False, scale=False)
+        return network(settings.components, *([norm] if settings.normalize else []))
 
     encoders = [code() for _ in widths]
     predictors = [network(10) for _ in widths]
@@ -169,7 +170,7 @@ def fit(model, method, data, settings, options, title=""):
         model.pretrain(
             views,
             optimizer=keras.optimizers.Adam(settings.learning_rate),
-            **schedule | {"batch_size": 4 * options.batch_size, "epochs": 2 * options.epochs},
+            **schedule | {"batch_size": 4 * options.batch_size, "epochs": options.pretrain_epochs},
         )
     callbacks = [Progress(options.epochs, title)] if title else []
     if method == "prox":
@@ -249,12 +250,12 @@ def tune(method, options):
     return best
 
 
-def linear_correlation(options, components=10, ridge=0.1):
-    """Total correlation on the test part of linear CCA's projections of the raw views."""
+def linear_correlation(options, components=10):
+    """Total correlation on the test part of linear CCA's projections of the first two raw views."""
     totals = []
     for seed in options.seeds:
         data = split_data(options.views, seed)
-        cca = LinearCCA(components, ridge=ridge).fit(*data["train"][0][:2])
+        cca = LinearCCA(components).fit(*data["train"][0][:2])
         totals.append(sum(correlations(cca.transform(*data["test"][0][:2]))))
     return totals
 
@@ -333,6 +334,9 @@ def add_data_arguments(parser):
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=100)
+    parser.add_argument(
+        "--pretrain-epochs", type=int, default=150, help="of DCCA and DCCAE, in batches 4 x as large"
+    )
     parser.add_argument("--labels-per-class", type=int, help="labelled training digits (all: 120)")
     parser.add_argument("--output", type=Path, default=Path("outputs"))
 
@@ -382,7 +386,7 @@ def main(arguments=None):
     labels = options.labels_per_class or "all"
     print(f"\nviews {', '.join(options.views)}; seeds {options.seeds}; labels a class: {labels}")
     print(table(results))
-    print(f"linear CCA of the raw views, 10 components: {summary(linear_correlation(options))}")
+    print(f"correlation of linear CCA of the raw views, 10 components: {summary(linear_correlation(options))}")
     (options.output / "multiview_digits.json").write_text(json.dumps(results))
     figure = options.output / "multiview_digits.png"
     plot(results, figure)

@@ -255,7 +255,7 @@ class ProxCCA(_MultiviewProx):
         inference: str = "identity",
         momentum: float = 0.99,
         max_iterations: int = 200,
-        tolerance: float = 1e-9,
+        tolerance: float = 1e-8,
         monitor: bool = False,
         split: tuple[int, int] | None = None,
         jit_solver: bool = True,

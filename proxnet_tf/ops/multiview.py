@@ -73,7 +73,7 @@ def _spectrum(correlation, gram, count):
     return spectral.decompose(
         correlation,
         gram / tf.maximum(count - 1.0, 1.0),
-        gram_prox.outside_row_spaces(correlation, gram),
+        gram_prox.outside_row_spaces(correlation, gram)[0],
     )
 
 
@@ -155,7 +155,7 @@ def multiview_prox(
     valid: tf.Tensor | None = None,
     solver: str = "newton",
     gradient: str = "implicit",
-    tolerance: float = 1e-9,
+    tolerance: float = 1e-8,
     max_iterations: int = 200,
     jit: bool = True,
     all_reduce: Callable[..., tuple[tf.Tensor, ...]] = _identity,
@@ -207,7 +207,8 @@ def multiview_prox(
         return changed if valid is None else tf.where(valid, changed, original)
 
     def implicit(y, moments, reduction, found, finite):
-        # (5): dJ/dX = Y + Yc (A - I) + Xc R^+ (U - ys A), A = (I + t Gam)^-1, H U = ys.
+        # (5): dJ/dX = Y + Yc (A - I) + Xc R^+ (U - ys A), A = (I + t Gam)^-1, H U = ys,
+        # plus what turning row spaces add.
         kept = y if valid is None else tf.where(valid, y, tf.zeros_like(y))
         cross, total = all_reduce(
             tf.cast(tf.matmul(moments.centred, kept, transpose_a=True), tf.float64),
@@ -219,6 +220,8 @@ def multiview_prox(
         )
         shrink = gram_prox.shrinkage(correlation, reduction, found.point)
         of_x = tf.matmul(reduction.pinv, u - tf.matmul(inside, shrink))
+        step = tf.matmul(reduction.pinv, found.point.w - reduction.root)
+        of_x += gram_prox.turning(correlation, reduction, step, cross)
         of_x = tf.where(finite, of_x, tf.cast(np.nan, of_x.dtype))
         of_y = tf.cast(shrink - tf.eye(correlation.width, dtype=shrink.dtype), y.dtype)
         mean = total / tf.cast(tf.maximum(moments.count, 1.0), y.dtype)
@@ -238,11 +241,6 @@ def multiview_prox(
     def prox(x):
         output, step, moments, reduction, found = forward(tf.stop_gradient(x))
         finite = tf.reduce_all(tf.math.is_finite(step))
-        before = spectral.decompose(
-            correlation,
-            reduction.c * tf.matmul(reduction.root, reduction.root, transpose_a=True),
-            reduction.unused,
-        )
         result = MultiviewProx(
             output=output,
             mean=moments.mean,
@@ -250,7 +248,7 @@ def multiview_prox(
             residual=found.point.residual,
             iterations=found.iterations,
             converged=found.converged & finite,
-            correlation_before=tf.reduce_sum(before.selected * before.values),
+            correlation_before=correlation.constant - found.initial,
             correlation_after=tf.reduce_sum(
                 found.point.spectrum.selected * found.point.spectrum.values
             ),

@@ -51,6 +51,11 @@ class Correlation:
         """D, the number of columns of all views side by side."""
         return sum(self.sizes)
 
+    @property
+    def constant(self) -> float:
+        """What L adds to - sum_{i<=k} mu_i: J k for "gcca"."""
+        return float(len(self.sizes) * self.num_components) if self.objective == "gcca" else 0.0
+
     @cached_property
     def block_mask(self) -> np.ndarray:
         """D x D, one inside the blocks of the views."""
@@ -87,62 +92,97 @@ class Spectrum(NamedTuple):
     selected: tf.Tensor
 
 
-def decompose(
+class Factors(NamedTuple):
+    """What the decompositions behind a `Spectrum` return; the rest is products.
+
+    Attributes:
+        factor: Cholesky factor L of B + eps I, `[D, D]`; for two views of one width, which are
+            factored in one batched call, its two blocks `[2, d, d]`.
+        whiten: L^-1, likewise.
+        values: singular values of T = L_1^-1 S_12 L_2^-T, or eigenvalues of L^-1 S L^-T.
+        left: left singular vectors of T, or the eigenvectors.
+        right: right singular vectors of T, or an empty tensor.
+        ok: whether the whitened matrix was finite.
+    """
+
+    factor: tf.Tensor
+    whiten: tf.Tensor
+    values: tf.Tensor
+    left: tf.Tensor
+    right: tf.Tensor
+    ok: tf.Tensor
+
+
+def factorise(
     correlation: Correlation, covariance: tf.Tensor, unused: tf.Tensor | None = None
-) -> Spectrum:
-    """Solves (2) for a float64 covariance `[D, D]`.
+) -> Factors:
+    """The decompositions that (2) needs, for a float64 covariance `[D, D]`.
 
     Args:
         correlation: which problem.
-        covariance: S, symmetric; where it is not finite or B + eps I is not positive definite,
-            `values` are NaN (the decompositions themselves would raise).
+        covariance: S, symmetric.
         unused: block-diagonal projection onto what lies outside the row spaces of the views; B
             is the identity there, so that eps = 0 and rank-deficient views are well defined.
     """
-    width, sizes = correlation.width, correlation.sizes
-    eye = tf.eye(width, dtype=covariance.dtype)
-    ridge = correlation.epsilon * eye + (0.0 if unused is None else unused)
-    if correlation.objective == "cca":
-        d1, d2 = sizes
-        between = covariance[:d1, d1:]
-        if d1 == d2:  # one batched call
-            blocks = tf.stack([covariance[:d1, :d1], covariance[d1:, d1:]])
-            blocks += tf.stack([ridge[:d1, :d1], ridge[d1:, d1:]])
-            factors = tf.unstack(tf.linalg.cholesky(blocks))
-        else:
-            within = covariance + ridge
-            factors = [tf.linalg.cholesky(within[s, s]) for s in (slice(d1), slice(d1, None))]
-        whitened = tf.linalg.triangular_solve(factors[0], between)
-        whitened = tf.linalg.triangular_solve(factors[1], tf.transpose(whitened))  # T^T
-        sigma, right, left = tf.linalg.svd(_finite(whitened), full_matrices=True)
-        broken = tf.reduce_any(~tf.math.is_finite(whitened))
-        values, rotation = _paired(sigma, left, right)
-        zeros = tf.zeros((d1, d2), covariance.dtype)
-        factor = tf.concat(
-            [
-                tf.concat([factors[0], zeros], 1),
-                tf.concat([tf.transpose(zeros), factors[1]], 1),
-            ],
-            0,
-        )
-    else:
+    eye = tf.eye(correlation.width, dtype=covariance.dtype)
+    within = covariance + correlation.epsilon * eye + (0.0 if unused is None else unused)
+    if correlation.objective == "gcca":
         mask = tf.constant(correlation.block_mask, covariance.dtype)
-        factor = tf.linalg.cholesky(covariance * mask + ridge)
-        whitened = tf.linalg.triangular_solve(factor, covariance)
-        whitened = tf.linalg.triangular_solve(factor, tf.transpose(whitened))
-        broken = tf.reduce_any(~tf.math.is_finite(whitened))
-        values, rotation = tf.linalg.eigh(_finite(0.5 * (whitened + tf.transpose(whitened))))
-        values, rotation = values[::-1], rotation[:, ::-1]
-    vectors = tf.linalg.triangular_solve(factor, rotation, adjoint=True)
-    values = tf.where(broken, tf.cast(np.nan, values.dtype), values)
+        factor = tf.linalg.cholesky(within * mask)
+        whiten = tf.linalg.triangular_solve(factor, eye)
+        whitened = tf.matmul(tf.matmul(whiten, covariance), whiten, transpose_b=True)
+        ok, whitened = _checked(0.5 * (whitened + tf.transpose(whitened)))
+        values, left = tf.linalg.eigh(whitened)
+        empty = tf.zeros([0], values.dtype)
+        return Factors(factor, whiten, values[::-1], left[:, ::-1], empty, ok)
+    d1, d2 = correlation.sizes
+    blocks_of_views = within[:d1, :d1], within[d1:, d1:]
+    if d1 == d2:
+        factor = tf.linalg.cholesky(tf.stack(blocks_of_views))
+        whiten = tf.linalg.triangular_solve(factor, tf.eye(d1, batch_shape=[2], dtype=eye.dtype))
+        first, second = whiten[0], whiten[1]
+    else:
+        factor = _block_diagonal(*map(tf.linalg.cholesky, blocks_of_views))
+        whiten = tf.linalg.triangular_solve(factor, eye)
+        first, second = whiten[:d1, :d1], whiten[d1:, d1:]
+    whitened = tf.matmul(tf.matmul(first, covariance[:d1, d1:]), second, transpose_b=True)
+    ok, whitened = _checked(whitened)
+    values, left, right = tf.linalg.svd(whitened, full_matrices=True)
+    return Factors(factor, whiten, values, left, right, ok)
+
+
+def _block_diagonal(first, second):
+    d1, d2 = first.shape[0], second.shape[0]
+    return tf.pad(first, [[0, d2]] * 2) + tf.pad(second, [[d1, 0]] * 2)
+
+
+def _checked(x):
+    ok = tf.reduce_all(tf.math.is_finite(x))
+    return ok, tf.where(ok, x, tf.zeros_like(x))
+
+
+def assemble(correlation: Correlation, factors: Factors) -> Spectrum:
+    """The spectrum of (2) from its factors; NaN values where the whitening was not finite."""
+    factor, whiten, values, left, right, ok = factors
+    rotation = left
+    if correlation.objective == "cca":
+        if factor.shape.rank == 3:
+            factor, whiten = (_block_diagonal(x[0], x[1]) for x in (factor, whiten))
+        values, rotation = _paired(values, left, right)
+    values = tf.where(ok, values, tf.cast(np.nan, values.dtype))
+    vectors = tf.matmul(whiten, rotation, transpose_a=True)
     inverse = tf.matmul(rotation, factor, transpose_a=True, transpose_b=True)
-    first = tf.constant(np.arange(width) < correlation.num_components)
+    first = tf.constant(np.arange(correlation.width) < correlation.num_components)
     selected = tf.cast(first & (values > TINY), values.dtype)
     return Spectrum(values, vectors, inverse, rotation, selected)
 
 
-def _finite(x):
-    return tf.where(tf.reduce_all(tf.math.is_finite(x)), x, tf.zeros_like(x))
+def decompose(
+    correlation: Correlation, covariance: tf.Tensor, unused: tf.Tensor | None = None
+) -> Spectrum:
+    """Solves (2), see `factorise`. Where S is not finite or B + eps I is not positive definite,
+    `values` are NaN (the decompositions themselves would raise)."""
+    return assemble(correlation, factorise(correlation, covariance, unused))
 
 
 def _paired(sigma, left, right):
@@ -164,10 +204,7 @@ def _paired(sigma, left, right):
 
 def objective(correlation: Correlation, spectrum: Spectrum) -> tf.Tensor:
     """L(S), a scalar: - sum_{i<=k} mu_i, plus J k for "gcca"."""
-    constant = 0.0
-    if correlation.objective == "gcca":
-        constant = float(len(correlation.sizes) * correlation.num_components)
-    return constant - tf.reduce_sum(spectrum.selected * spectrum.values)
+    return correlation.constant - tf.reduce_sum(spectrum.selected * spectrum.values)
 
 
 def blocks(correlation: Correlation, rotation: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,215 @@
+"""ProxCCA against the published way of computing it: time, accuracy, cost in n, memory, import.
+
+    python examples/benchmarks/prox_cca.py [--repeats 7] [--quick]
+
+Beside the layer runs, in the same process and written here on its own, the published
+computation: SciPy's L-BFGS-B with its defaults over all 2 n d entries; one solve forward, two
+backward for a central difference with the step 1e-2 (1 + ||h||_inf) / ||g||_inf. Times are
+medians, ratios of times are what counts. Run it on a machine that does nothing else.
+"""
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import scipy.optimize
+import tensorflow as tf
+
+from proxnet_tf import ProxCCA
+
+EPSILON = 1e-4
+
+
+def views(n, d, signal, seed=0):
+    """Two views: mixtures of `signal` shared latent variables, plus noise of their own."""
+    rng = np.random.default_rng(seed)
+    latent = rng.normal(size=(n, signal))
+    mixed = [
+        latent @ rng.normal(size=(signal, d)) / d**0.5 + 0.5 * rng.normal(size=(n, d))
+        for _ in range(2)
+    ]
+    return [x.astype("float32") for x in mixed]
+
+
+# --- the published way ---------------------------------------------------------------------
+
+
+def published_objective(flat, h, d, lam):
+    p = flat.reshape(h.shape)
+    n = len(p)
+    centred = p - p.mean(0)
+    x, y = centred[:, :d], centred[:, d:]
+
+    def inverse_root(s):
+        w, v = np.linalg.eigh(s / (n - 1) + EPSILON * np.eye(d))
+        return (v / np.sqrt(w)) @ v.T
+
+    a, b = inverse_root(x.T @ x), inverse_root(y.T @ y)
+    u, s, vt = np.linalg.svd(a @ (x.T @ y / (n - 1)) @ b)
+    of_xy = a @ u @ vt @ b
+    of_xx, of_yy = a @ (u * s) @ u.T @ a, b @ (vt.T * s) @ vt @ b
+    gradient = np.concatenate([x @ of_xx - y @ of_xy.T, y @ of_yy - x @ of_xy], 1) / (n - 1)
+    gradient += lam / n * (p - h)
+    return lam / (2 * n) * ((p - h) ** 2).sum() - s.sum(), gradient.ravel()
+
+
+def published_forward(h, d, lam):
+    found, _, _ = scipy.optimize.fmin_l_bfgs_b(published_objective, h.ravel(), args=(h, d, lam))
+    return found.reshape(h.shape)
+
+
+def published_backward(h, g, d, lam):
+    r = 1e-2 * (1 + np.abs(h).max()) / np.abs(g).max()
+    plus, minus = published_forward(h + r * g, d, lam), published_forward(h - r * g, d, lam)
+    return (plus - minus) / (2 * r)
+
+
+# --- ours -----------------------------------------------------------------------------------
+
+
+def step_of(layer):
+    """Forward and backward of the layer, as a training step runs them."""
+
+    @tf.function
+    def step(x, y, gx, gy):
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            p, q = layer([x, y], training=True)
+        of_x, of_y = tape.gradient([p, q], [x, y], [gx, gy])
+        return p, q, of_x, of_y
+
+    return step
+
+
+def median_time(function, repeats):
+    function()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def side_by_side(*arrays):
+    return np.concatenate([np.asarray(a, "float64") for a in arrays], 1)
+
+
+def error(value, reference):
+    return np.linalg.norm(value - reference) / np.linalg.norm(reference)
+
+
+def compare(n, d, lams, signal, repeats):
+    x, y = views(n, d, signal)
+    rng = np.random.default_rng(1)
+    gx, gy = (rng.normal(size=(n, d)).astype("float32") for _ in range(2))
+    h, g = side_by_side(x, y), side_by_side(gx, gy)
+    ratios = []
+    for lam in lams:
+        layer = ProxCCA(lam=lam, epsilon=EPSILON, monitor=True)
+        step = step_of(layer)
+        single = [tf.constant(v) for v in (x, y, gx, gy)]
+        ours = median_time(lambda step=step, a=single: step(*a), max(repeats, 7))
+        _, _, *gradient = step(*single)
+        exact = step_of(ProxCCA(lam=lam, epsilon=EPSILON, tolerance=1e-12, dtype="float64"))
+        double = [tf.constant(v, tf.float64) for v in (x, y, gx, gy)]
+        p, q, *reference = exact(*double)
+        logs = {m.name: float(m.result()) for m in layer.metrics}
+        theirs = {}
+
+        def published(lam=lam, theirs=theirs):
+            theirs["p"] = published_forward(h, d, lam)
+            theirs["g"] = published_backward(h, g, d, lam)
+
+        their_time = median_time(published, 3 if n < 1000 else 1)
+        reference = side_by_side(*reference)
+        ratios.append(their_time / ours)
+        print(
+            f"{n:7d} {d:3d} {signal:6d} {lam:6g} {1e3 * ours:9.2f} {1e3 * their_time:10.1f} "
+            f"{ratios[-1]:7.1f} {logs['iterations']:5.0f} {logs['residual']:9.1e} "
+            f"{error(side_by_side(*gradient), reference):9.1e} "
+            f"{error(theirs['p'], side_by_side(p, q)):9.1e} {error(theirs['g'], reference):9.1e}",
+            flush=True,
+        )
+    print(
+        f"        geometric mean of the ratios: {np.exp(np.mean(np.log(ratios))):.1f}", flush=True
+    )
+
+
+def growth(d, repeats):
+    """The part of the time that grows with n, against the two products X^T X and X M alone."""
+    times = {"layer": [], "products": []}
+    sizes = (32_000, 256_000)
+    for n in sizes:
+        x, y = (tf.constant(v) for v in views(n, d, d))
+        gx, gy = (tf.random.stateless_normal((n, d), (0, i)) for i in range(2))
+        step = step_of(ProxCCA(lam=10.0, epsilon=EPSILON))
+        times["layer"].append(median_time(lambda a=(x, y, gx, gy), s=step: s(*a), repeats))
+        side, square = tf.concat([x, y], 1), tf.random.stateless_normal((2 * d, 2 * d), (1, 2))
+
+        @tf.function
+        def products(side, square):
+            return tf.matmul(side, side, transpose_a=True), tf.matmul(side, square)
+
+        times["products"].append(
+            median_time(lambda a=(side, square), f=products: f(*a), max(repeats, 15))
+        )
+    slope = {k: v[1] - v[0] for k, v in times.items()}
+    for k, v in times.items():
+        print(f"{k:>9}: {1e3 * v[0]:7.1f} ms at n = {sizes[0]}, {1e3 * v[1]:7.1f} at {sizes[1]}")
+    print(f"   growth: {slope['layer'] / slope['products']:.2f} x the two products")
+
+
+def peak_memory(n, d):
+    """Runs in a process of its own: peak memory of a step above what the inputs need."""
+    arrays = [tf.random.stateless_normal((n, d), (0, i)) for i in range(4)]
+    step = step_of(ProxCCA(lam=10.0, epsilon=EPSILON))
+    step(*(a[:1000] for a in arrays))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step(*arrays)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(f"{n:9d} {(after - before) / 1024:8.0f} MB {(after - before) * 1024 / (8 * n * d):6.1f}")
+
+
+def import_time(repeats):
+    base, ours = [], []
+    for _ in range(repeats):
+        for code, times in (("", base), ("; import proxnet_tf", ours)):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-c", f"import tensorflow, keras{code}"], check=True)
+            times.append(time.perf_counter() - start)
+    return float(np.median(np.array(ours) - np.array(base)))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="n = 100 only")
+    parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.peak:
+        peak_memory(args.peak, 20)
+        return
+    print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}, NumPy {np.__version__}")
+    print(
+        "      n   d signal    lam  ours(ms) theirs(ms)  ratio steps  residual  grad.err "
+        "their P  their grad"
+    )
+    compare(100, 20, (0.1, 1.0, 10.0, 100.0), 20, args.repeats)
+    compare(100, 20, (0.1, 1.0, 10.0, 100.0), 10, args.repeats)
+    if args.quick:
+        return
+    compare(32_000, 20, (0.5, 10.0), 20, args.repeats)
+    growth(20, args.repeats)
+    print("        n   peak above the inputs, in units of the inputs (n x D float32)")
+    for n in (128_000, 512_000):
+        subprocess.run([sys.executable, __file__, "--peak", str(n)], check=True)
+    print(f"import proxnet_tf adds {import_time(args.repeats):.2f} s to tensorflow and keras")
+
+
+if __name__ == "__main__":
+    main()

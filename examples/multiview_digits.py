@@ -335,7 +335,10 @@ def add_data_arguments(parser):
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument(
-        "--pretrain-epochs", type=int, default=150, help="of DCCA and DCCAE, in batches 4 x as large"
+        "--pretrain-epochs",
+        type=int,
+        default=150,
+        help="of DCCA and DCCAE, in batches 4 x as large",
     )
     parser.add_argument("--labels-per-class", type=int, help="labelled training digits (all: 120)")
     parser.add_argument("--output", type=Path, default=Path("outputs"))
@@ -386,7 +389,9 @@ def main(arguments=None):
     labels = options.labels_per_class or "all"
     print(f"\nviews {', '.join(options.views)}; seeds {options.seeds}; labels a class: {labels}")
     print(table(results))
-    print(f"correlation of linear CCA of the raw views, 10 components: {summary(linear_correlation(options))}")
+    print(
+        f"correlation of linear CCA of the raw views, 10 components: {summary(linear_correlation(options))}"
+    )
     (options.output / "multiview_digits.json").write_text(json.dumps(results))
     figure = options.output / "multiview_digits.png"
     plot(results, figure)

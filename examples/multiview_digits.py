@@ -30,7 +30,15 @@ from proxnet_tf import CanonicalCorrelation, LambdaSchedule, linear_lambda
 from proxnet_tf.datasets import load_multiple_features
 from proxnet_tf.models import DCCA, DCCAE, LinearCCA, MultiviewClassifier
 
-NAMES = {"vanilla": "Vanilla", "dcca": "DCCA", "dccae": "DCCAE", "rrm": "RRM", "prox": "ProxNet"}
+NAMES = {
+    "vanilla": "Vanilla",
+    "dcca": "DCCA",
+    "dccae": "DCCAE",
+    "rrm": "RRM",
+    "prox": "ProxNet",
+    "prox+": "ProxNet+L",  # as published: minus the mean correlation of the codes in the loss too
+}
+PROX = ("prox", "prox+")
 
 
 @dataclasses.dataclass
@@ -54,6 +62,7 @@ SETTINGS = {
     "dccae": Settings(strength=0.1, epsilon=1e-1, dropout=0.3),
     "rrm": Settings(strength=0.1),
     "prox": Settings(strength=0.1, growth=0.5),
+    "prox+": Settings(strength=0.1, growth=0.5),
 }
 # Values to draw from; what a method does not use has no effect on it.
 STRENGTHS = {
@@ -62,11 +71,11 @@ STRENGTHS = {
     "dccae": [0.01, 0.1, 1.0],
     "rrm": [0.01, 0.03, 0.1, 0.3],
     "prox": [0.1, 0.3, 1.0, 3.0, 10.0],
+    "prox+": [0.1, 0.3, 1.0, 3.0, 10.0],
 }
 CHOICES = {
     "growth": [0.0, 0.5],
     "epsilon": [1e-4, 1e-2, 1e-1],
-    "components": [10, 20],
     "hidden": [128, 256],
     "dropout": [0.0, 0.3],
     "normalize": [0, 1],
@@ -120,7 +129,7 @@ def split_data(view_names, seed, labels_per_class=None):
 
 
 def make_model(method, widths, settings, predict_with="average", inference="identity"):
-    """One of the five methods; the parts are the same for all."""
+    """One of the methods; the parts are the same for all."""
 
     def network(units, *last):
         hidden = Dense(settings.hidden, activation="relu")
@@ -143,7 +152,10 @@ def make_model(method, widths, settings, predict_with="average", inference="iden
         return DCCAE(encoders, decoders, predictors, **options)
     if method == "rrm":
         options["correlation_weight"] = settings.strength
-    if method == "prox":
+    if method == "prox+":
+        options["correlation_weight"] = 1 / settings.components
+    if method in PROX:
+        method = "prox"
         options.update(lam=settings.strength, monitor=True, inference=inference)
     return MultiviewClassifier(encoders, predictors, method=method, **options)
 
@@ -173,7 +185,7 @@ def fit(model, method, data, settings, options, title=""):
             **schedule | {"batch_size": 4 * options.batch_size, "epochs": options.pretrain_epochs},
         )
     callbacks = [Progress(options.epochs, title)] if title else []
-    if method == "prox":
+    if method in PROX:
         callbacks.insert(0, LambdaSchedule(linear_lambda(settings.strength, settings.growth)))
     model.compile(
         keras.optimizers.Adam(settings.learning_rate),
@@ -213,7 +225,7 @@ def run(method, seed, settings, options):
     curve = fit(model, method, data, settings, options, f"{NAMES[method]}, seed {seed}")
     views, labels, _ = data["test"]
     codes = model.encode(views)
-    after = model.prox(codes, training=True) if method == "prox" else codes
+    after = model.prox(codes, training=True) if method in PROX else codes
     measured = {
         "error": error_of(model, views, labels),
         "valid_error": curve,
@@ -267,7 +279,7 @@ def summary(values):
 def table(results):
     """Test error, its paired difference to RRM, total correlation: mean +- std over seeds."""
     lines = [
-        f"{'method':8} {'test error %':>14} {'minus RRM':>15} {'correlation':>14} "
+        f"{'method':10} {'test error %':>14} {'minus RRM':>15} {'correlation':>14} "
         f"{'after the layer':>16} {'seconds':>8}"
     ]
     for method, runs in results.items():
@@ -276,10 +288,10 @@ def table(results):
         if "rrm" in results and method != "rrm":
             paired = summary(errors - [one["error"] for one in results["rrm"]])
         before = summary([sum(one["before"]) for one in runs])
-        after = summary([sum(one["after"]) for one in runs]) if method == "prox" else ""
+        after = summary([sum(one["after"]) for one in runs]) if method in PROX else ""
         seconds = np.mean([one["seconds"] for one in runs])
         lines.append(
-            f"{NAMES[method]:8} {summary(errors):>14} {paired:>15} {before:>14} {after:>16} "
+            f"{NAMES[method]:10} {summary(errors):>14} {paired:>15} {before:>14} {after:>16} "
             f"{seconds:8.1f}"
         )
     return "\n".join(lines)
@@ -300,7 +312,7 @@ def plot(results, path):
         before, after = (np.mean([one[k] for one in runs], 0) for k in ("before", "after"))
         index = np.arange(1, len(before) + 1)
         right.plot(index, before, "o-", **style)
-        if method == "prox":
+        if method in PROX:
             style["label"] += ", after the layer"
             right.plot(index, after, "s--", **style)
     left.set(xlabel="epoch", ylabel="validation error (%)", title="Learning curves")
@@ -378,10 +390,11 @@ def main(arguments=None):
     options.output.mkdir(parents=True, exist_ok=True)
     given = {f.name: getattr(options, f.name) for f in dataclasses.fields(Settings)}
     given = {name: value for name, value in given.items() if value is not None}
-    results = {}
+    results, chosen = {}, {}
     for method in options.methods:
         settings = tune(method, options) if options.tune else SETTINGS[method]
         settings = dataclasses.replace(settings, **given)
+        chosen[method] = dataclasses.asdict(settings)
         print(f"{NAMES[method]}: {settings}")
         runs = [run(method, seed, settings, options) for seed in options.seeds]
         results[method] = [measured for _, _, measured in runs]
@@ -389,10 +402,11 @@ def main(arguments=None):
     labels = options.labels_per_class or "all"
     print(f"\nviews {', '.join(options.views)}; seeds {options.seeds}; labels a class: {labels}")
     print(table(results))
-    print(
-        f"correlation of linear CCA of the raw views, 10 components: {summary(linear_correlation(options))}"
+    linear = summary(linear_correlation(options))
+    print(f"correlation of linear CCA of the raw views, 10 components: {linear}")
+    (options.output / "multiview_digits.json").write_text(
+        json.dumps({"settings": chosen, "results": results})
     )
-    (options.output / "multiview_digits.json").write_text(json.dumps(results))
     figure = options.output / "multiview_digits.png"
     plot(results, figure)
     print(f"\nfigure: {figure}")

@@ -55,11 +55,11 @@ def run(method, seed, options):
 
 def table(results):
     """Mean +- std over seeds, one row a method and mode, one column a noise level."""
-    lines = [f"{'method':8} {'mode':8}" + "".join(f"{level:>16.0%}" for level in LEVELS)]
+    lines = [f"{'method':10} {'mode':8}" + "".join(f"{level:>16.0%}" for level in LEVELS)]
     for method, runs in results.items():
         for mode in ("alone", "average"):
             cells = [summary([one[mode][i] for one in runs]) for i in range(len(LEVELS))]
-            lines.append(f"{NAMES[method]:8} {mode:8}" + "".join(f"{c:>16}" for c in cells))
+            lines.append(f"{NAMES[method]:10} {mode:8}" + "".join(f"{c:>16}" for c in cells))
     return "\n".join(lines)
 
 

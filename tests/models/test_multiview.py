@@ -44,14 +44,16 @@ MODELS = {
     "vanilla": lambda **k: MultiviewClassifier(encoders(), predictors(), method="vanilla", **k),
     "rrm": lambda **k: MultiviewClassifier(encoders(), predictors(), method="rrm", **k),
     "prox": lambda **k: MultiviewClassifier(
-        encoders(), predictors(), lam=0.5, inference="moving", monitor=True, **k
-    ),
-    "prox_extra": lambda **k: MultiviewClassifier(
-        encoders(), predictors(), correlation_weight=0.3, **k
+        encoders(),
+        predictors(),
+        lam=0.5,
+        inference="moving",
+        correlation_weight=0.3,
+        monitor=True,
+        **k,
     ),
     "dcca": lambda **k: DCCA(encoders(), predictors(), **k),
-    "dcca_inputs": lambda **k: DCCA(encoders(), predictors(), concatenate_inputs=True, **k),
-    "dccae": lambda **k: DCCAE(encoders(), decoders(), predictors(), **k),
+    "dccae": lambda **k: DCCAE(encoders(), decoders(), predictors(), concatenate_inputs=True, **k),
 }
 
 

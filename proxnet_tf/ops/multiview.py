@@ -35,8 +35,8 @@ class MultiviewProx(NamedTuple):
 
 
 class _Moments(NamedTuple):
-    centred: tf.Tensor  # rows, zero where invalid
-    mean: tf.Tensor
+    shift: tf.Tensor  # what the rows are read relative to, in their dtype
+    mean: tf.Tensor  # float64
     count: tf.Tensor
     gram: tf.Tensor
 
@@ -45,20 +45,53 @@ def _identity(*tensors):
     return tensors
 
 
+# Rows are read in blocks that stay in the cache, so that no copy of the batch is made.
+BLOCK = 8192
+
+
+def _sum_over_blocks(function, *arrays):
+    """The sum of `function(*blocks)` over blocks of rows; None among `arrays` is passed on."""
+    first = arrays[0]
+    rows = first.shape[0]
+    if rows is not None and rows <= BLOCK:
+        return function(*arrays)
+
+    def block(i):
+        return function(*(None if a is None else a[i : i + BLOCK] for a in arrays))
+
+    def step(i, *sums):
+        return i + BLOCK, *(a + b for a, b in zip(sums, block(i), strict=True))
+
+    _, *sums = tf.while_loop(
+        lambda i, *_: i < tf.shape(first)[0], step, (tf.constant(BLOCK), *block(0))
+    )
+    return sums
+
+
 def _moments(x, valid, all_reduce):
     """Count, mean and float64 Gram matrix of the valid rows of x, `[n, D]`."""
-    kept = x if valid is None else tf.where(valid, x, tf.zeros_like(x))
-    rows = tf.shape(x)[:1] if valid is None else tf.math.count_nonzero(valid, axis=0)
-    (count, total) = all_reduce(tf.cast(rows[0], tf.float64), tf.reduce_sum(kept, 0))
-    mean = total / tf.cast(tf.maximum(count, 1.0), x.dtype)
-    centred = kept - mean
-    if valid is not None:
-        centred = tf.where(valid, centred, tf.zeros_like(centred))
-    wide = tf.cast(centred, tf.float64)
-    gram, left = all_reduce(tf.matmul(wide, wide, transpose_a=True), tf.reduce_sum(wide, 0))
-    # What rounding left in the mean.
-    gram -= left[:, None] * left / tf.maximum(count, 1.0)
-    return _Moments(centred, mean, count, gram)
+
+    def head(x, valid):
+        kept = x if valid is None else tf.where(valid, x, tf.zeros_like(x))
+        rows = tf.shape(x)[:1] if valid is None else tf.math.count_nonzero(valid, axis=0)
+        return tf.cast(rows[0], x.dtype), tf.reduce_sum(kept, 0)
+
+    count, total = all_reduce(*head(x[:BLOCK], None if valid is None else valid[:BLOCK]))
+    shift = tf.math.divide_no_nan(total, count)
+
+    def block(x, valid):
+        near = x - shift
+        if valid is not None:
+            near = tf.where(valid, near, tf.zeros_like(near))
+        near = tf.cast(near, tf.float64)
+        rows = tf.shape(x)[:1] if valid is None else tf.math.count_nonzero(valid, axis=0)
+        count = tf.cast(rows[0], tf.float64)
+        return count, tf.reduce_sum(near, 0), tf.matmul(near, near, transpose_a=True)
+
+    count, total, gram = all_reduce(*_sum_over_blocks(block, x, valid))
+    offset = total / tf.maximum(count, 1.0)
+    gram -= count * offset[:, None] * offset
+    return _Moments(shift, tf.cast(shift, tf.float64) + offset, count, gram)
 
 
 def gram_of(x: tf.Tensor, valid: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -120,8 +153,8 @@ def correlation_loss(
             transpose_b=True,
         )
         slope *= 2.0 / tf.maximum(moments.count - 1.0, 1.0)
-        slope = tf.cast(tf.where(finite, slope, tf.cast(np.nan, slope.dtype)), x.dtype)
-        answer = tf.matmul(moments.centred, slope)
+        slope = tf.where(finite, slope, tf.cast(np.nan, slope.dtype))
+        answer = _kept(valid, _affine(x, slope, -_row(moments.mean, slope)), tf.zeros_like(x))
 
         def backward(y):
             return _first_order_only("correlation loss", lambda y, _: y * answer, y, x)
@@ -199,43 +232,44 @@ def multiview_prox(
         )
         step = tf.matmul(reduction.pinv, found.point.w - reduction.root)
         step = tf.where(finite, step, tf.cast(np.nan, step.dtype))
-        step = tf.cast(step, x.dtype)
-        output = _kept(x + tf.matmul(moments.centred, step), x)
+        # Pc = Xc M as one product with the rows: P = X M + (mean - mean M).
+        linear = step + tf.eye(correlation.width, dtype=step.dtype)
+        output = _kept(valid, _affine(x, linear, -_row(moments.mean, step)), x)
         return output, step, moments, reduction, found
 
-    def _kept(changed, original):
-        return changed if valid is None else tf.where(valid, changed, original)
-
-    def implicit(y, moments, reduction, found, finite):
+    def implicit(y, x, step, moments, reduction, found):
         # (5): dJ/dX = Y + Yc (A - I) + Xc R^+ (U - ys A), A = (I + t Gam)^-1, H U = ys,
         # plus what turning row spaces add.
-        kept = y if valid is None else tf.where(valid, y, tf.zeros_like(y))
-        cross, total = all_reduce(
-            tf.cast(tf.matmul(moments.centred, kept, transpose_a=True), tf.float64),
-            tf.reduce_sum(kept, 0),
-        )
+        def block(y, x, valid):
+            near = x - moments.shift
+            if valid is not None:
+                near = tf.where(valid, near, tf.zeros_like(near))
+                y = tf.where(valid, y, tf.zeros_like(y))
+            cross = tf.matmul(near, y, transpose_a=True)
+            return tf.cast(cross, tf.float64), tf.cast(tf.reduce_sum(y, 0), tf.float64)
+
+        cross, total = all_reduce(*_sum_over_blocks(block, y, x, valid))
+        cross -= (moments.mean - tf.cast(moments.shift, tf.float64))[:, None] * total
         inside = tf.matmul(reduction.pinv, cross, transpose_a=True)
-        u = gram_prox.solve_hessian(
-            correlation, reduction, found.point, _finite_or_zero(inside), **options
-        )
+        usable = tf.where(tf.math.is_finite(inside), inside, tf.zeros_like(inside))
+        u = gram_prox.solve_hessian(correlation, reduction, found.point, usable, **options)
         shrink = gram_prox.shrinkage(correlation, reduction, found.point)
         of_x = tf.matmul(reduction.pinv, u - tf.matmul(inside, shrink))
-        step = tf.matmul(reduction.pinv, found.point.w - reduction.root)
         of_x += gram_prox.turning(correlation, reduction, step, cross)
-        of_x = tf.where(finite, of_x, tf.cast(np.nan, of_x.dtype))
-        of_y = tf.cast(shrink - tf.eye(correlation.width, dtype=shrink.dtype), y.dtype)
-        mean = total / tf.cast(tf.maximum(moments.count, 1.0), y.dtype)
-        change = tf.matmul(kept - mean, of_y)
-        change += tf.matmul(moments.centred, tf.cast(of_x, y.dtype))
-        return _kept(y + change, y)
+        change = shrink - tf.eye(correlation.width, dtype=shrink.dtype)
+        constant = -_row(total / tf.maximum(moments.count, 1.0), change)
+        constant -= _row(moments.mean, of_x)
+        answer = tf.matmul(x, tf.cast(of_x, x.dtype))
+        return _kept(valid, answer + _affine(y, shrink, constant), y)
 
-    def central_difference(x, y):
+    def central_difference(y, x):
         # Step of the published code, on the central difference of Domke (2010).
-        kept = y if valid is None else tf.where(valid, y, tf.zeros_like(y))
+        kept = _kept(valid, y, tf.zeros_like(y))
         size = tf.reduce_max(tf.abs(kept))
-        step = tf.math.divide_no_nan(1e-2 * (1.0 + tf.reduce_max(tf.abs(x))), size)
+        span = tf.reduce_max(tf.abs(_kept(valid, x, tf.zeros_like(x))))
+        step = tf.math.divide_no_nan(1e-2 * (1.0 + span), size)
         change = forward(x + step * kept)[0] - forward(x - step * kept)[0]
-        return _kept(tf.where(step > 0, change / (2.0 * step), y), y)
+        return _kept(valid, tf.where(step > 0, change / (2.0 * step), y), y)
 
     @tf.custom_gradient
     def prox(x):
@@ -243,8 +277,8 @@ def multiview_prox(
         finite = tf.reduce_all(tf.math.is_finite(step))
         result = MultiviewProx(
             output=output,
-            mean=moments.mean,
-            map=step,
+            mean=tf.cast(moments.mean, x.dtype),
+            map=tf.cast(step, x.dtype),
             residual=found.point.residual,
             iterations=found.iterations,
             converged=found.converged & finite,
@@ -257,8 +291,8 @@ def multiview_prox(
         def backward(y, *_):
             def answer(y, x):
                 if gradient == "finite_difference":
-                    return central_difference(x, y)
-                return implicit(y, moments, reduction, found, finite)
+                    return central_difference(y, x)
+                return implicit(y, x, step, moments, reduction, found)
 
             return _first_order_only("multiview proximal map", answer, y, x)
 
@@ -267,5 +301,15 @@ def multiview_prox(
     return MultiviewProx(*prox(x))
 
 
-def _finite_or_zero(x):
-    return tf.where(tf.math.is_finite(x), x, tf.zeros_like(x))
+def _row(vector, matrix):
+    return tf.linalg.matvec(matrix, vector, transpose_a=True)
+
+
+def _affine(rows, matrix, constant):
+    return tf.nn.bias_add(
+        tf.matmul(rows, tf.cast(matrix, rows.dtype)), tf.cast(constant, rows.dtype)
+    )
+
+
+def _kept(valid, changed, original):
+    return changed if valid is None else tf.where(valid, changed, original)

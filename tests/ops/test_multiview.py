@@ -10,15 +10,16 @@ from tests.helpers.data import WORKED_X, WORKED_Y, shared_views
 TIGHT = dict(tolerance=1e-12)
 
 
-def prox(x, correlation, lam, **options):
-    return multiview_prox(tf.constant(x), lam, correlation, **options)
+def prox(x, correlation, lam, jit=False, **options):
+    # Compiling for every shape would take most of the time; jit=True is tested where named.
+    return multiview_prox(tf.constant(x), lam, correlation, jit=jit, **options)
 
 
-def prox_and_gradient(x, cotangent, correlation, lam, **options):
+def prox_and_gradient(x, cotangent, correlation, lam, jit=False, **options):
     x = tf.constant(x)
     with tf.GradientTape() as tape:
         tape.watch(x)
-        found = multiview_prox(x, lam, correlation, **options)
+        found = multiview_prox(x, lam, correlation, jit=jit, **options)
     gradient = tape.gradient(found.output, x, tf.constant(cotangent, x.dtype))
     return found.output.numpy(), gradient.numpy()
 
@@ -47,7 +48,7 @@ def random_directions(shape, count=4, seed=3):
 # --- the worked example of the specification -------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"jit": False}, {"solver": "lbfgs"}])
+@pytest.mark.parametrize("options", [{"jit": True}, {"jit": False}, {"solver": "lbfgs"}])
 def test_worked_example_one_component(options):
     x = np.concatenate([WORKED_X, WORKED_Y], 1)
     found = prox(x, Correlation((2, 3), 1), 5.0, **options)
@@ -67,7 +68,7 @@ def test_worked_example_one_component(options):
     assert found.converged
 
 
-@pytest.mark.parametrize("options", [{}, {"jit": False}, {"solver": "lbfgs"}])
+@pytest.mark.parametrize("options", [{"jit": True}, {"jit": False}, {"solver": "lbfgs"}])
 def test_worked_example_two_components_and_gradient(options):
     x = np.concatenate([WORKED_X, WORKED_Y], 1)
     of_x = [[0, 0.9], [-0.6, -0.1], [0.1, 0.1], [-1.2, 0.1], [1.4, -1.5], [0.9, 0.1]]
@@ -135,7 +136,7 @@ def test_lbfgs_that_fails_falls_back_to_newton():
     newton = prox(x, Correlation((6, 6), 6), 0.5)
     lbfgs = prox(x, Correlation((6, 6), 6), 0.5, solver="lbfgs", tolerance=1e-9)
     short = multiview_prox(
-        tf.constant(x), 0.5, Correlation((6, 6), 6), solver="lbfgs", max_iterations=60
+        tf.constant(x), 0.5, Correlation((6, 6), 6), solver="lbfgs", max_iterations=60, jit=False
     )
     assert lbfgs.converged and short.converged
     np.testing.assert_allclose(lbfgs.output, newton.output, atol=1e-7)
@@ -145,7 +146,7 @@ def test_lbfgs_that_fails_falls_back_to_newton():
 def test_result_does_not_depend_on_earlier_batches():
     x, other = shared_views(40, (5, 5), 0), shared_views(40, (5, 5), 1)
     correlation = Correlation((5, 5), 5)
-    solve = tf.function(lambda x: multiview_prox(x, 0.3, correlation).output)
+    solve = tf.function(lambda x: multiview_prox(x, 0.3, correlation, jit=False).output)
     first = solve(tf.constant(x)).numpy()
     solve(tf.constant(other))
     np.testing.assert_array_equal(solve(tf.constant(x)).numpy(), first)
@@ -379,12 +380,13 @@ def test_mask_equals_leaving_the_rows_out():
     np.testing.assert_array_equal(gradient, cotangent)
 
 
+@pytest.mark.parametrize("jit", [True, False])
 @pytest.mark.parametrize("lam", [0.1, 1.0, 10.0, 100.0])
-def test_float32_is_as_good_as_its_rounding(lam):
+def test_float32_is_as_good_as_its_rounding(lam, jit):
     x = shared_views(100, (20, 20)).astype("float32")
     cotangent = np.random.default_rng(26).normal(size=x.shape).astype("float32")
     correlation = Correlation((20, 20), 20)
-    output, gradient = prox_and_gradient(x, cotangent, correlation, lam)
+    output, gradient = prox_and_gradient(x, cotangent, correlation, lam, jit=jit)
     expected, slope = prox_and_gradient(
         x.astype("float64"), cotangent.astype("float64"), correlation, lam, **TIGHT
     )

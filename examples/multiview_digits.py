@@ -191,12 +191,14 @@ def fit(model, method, data, settings, options, title=""):
         keras.optimizers.Adam(settings.learning_rate),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
+        jit_compile=False,  # compiling takes longer than these small networks run
     )
     history = model.fit(
         views,
         labels,
         sample_weight=weights,
         validation_data=data["valid"][:2],
+        validation_freq=1 if title else 5,
         callbacks=callbacks,
         **schedule,
     ).history
@@ -259,7 +261,7 @@ def tune(method, options):
             keras.utils.set_random_seed(seed)
             widths = [x.shape[1] for x in data["train"][0]]
             model = make_model(method, widths, settings, inference=options.inference)
-            errors.append(np.mean(fit(model, method, data, settings, options)[-5:]))
+            errors.append(np.mean(fit(model, method, data, settings, options)[-2:]))
         print(f"{NAMES[method]}, trial {trial}: {np.mean(errors):.2f} % {settings}", flush=True)
         if np.mean(errors) < lowest:
             best, lowest = settings, np.mean(errors)

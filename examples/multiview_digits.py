@@ -57,12 +57,12 @@ class Settings:
 
 
 SETTINGS = {
-    "vanilla": Settings(),
-    "dcca": Settings(epsilon=1e-1, dropout=0.3),
-    "dccae": Settings(strength=0.1, epsilon=1e-1, dropout=0.3),
-    "rrm": Settings(strength=0.1),
-    "prox": Settings(strength=0.1, growth=0.5),
-    "prox+": Settings(strength=0.1, growth=0.5),
+    "vanilla": Settings(normalize=1),
+    "dcca": Settings(epsilon=1e-1, hidden=256, dropout=0.5),
+    "dccae": Settings(strength=0.1, epsilon=1e-1, hidden=256, dropout=0.5),
+    "rrm": Settings(strength=0.1, normalize=1),
+    "prox": Settings(strength=0.3, growth=0.5, normalize=1),
+    "prox+": Settings(strength=0.3, growth=0.5, normalize=1),
 }
 # The tuning crosses the first two and draws the others.
 STRENGTHS = {

@@ -32,6 +32,7 @@ from proxnet_tf.ops.spectral import Correlation, Spectrum
 # Eigenvalues of a Gram matrix below this fraction of the largest are rounding.
 RANK_TOLERANCE = 1e-10
 CG_ITERATIONS = 300
+OUTSIDE = 1e4
 
 
 class Reduction(NamedTuple):
@@ -61,7 +62,7 @@ class Point(NamedTuple):
         w: W, `[D, D]`.
         spectrum: of (2) at S = c W^T W.
         wu: W U.
-        metric: M = U^-1 (I + t Gam) U^-T.
+        metric: M = U^-1 (I + t Gam) U^-T, made stiff outside the row spaces.
         slope: F(W) U^-T.
         objective: ||W - R||^2 / (2 t) + L, scalar; NaN where (2) could not be solved.
         residual: ||F(W)||_F / ||R||_F, scalar.
@@ -187,11 +188,15 @@ def point_at(
     pull = tf.matmul(wu, gamma)
     residual = tf.norm(moved + tf.matmul(pull, spectrum.vectors, transpose_b=True))
     objective = tf.reduce_sum(moved**2) / (2.0 * reduction.t)
+    # Outside the row spaces, where L may be concave, H is made stiff: rounding cannot leave them.
+    stiff = tf.eye(correlation.width, dtype=w.dtype)
+    stiff += OUTSIDE * (1.0 + reduction.c * reduction.t) * reduction.unused
     return Point(
         w=w,
         spectrum=spectrum,
         wu=wu,
-        metric=tf.matmul(spectrum.inverse, spectrum.inverse, transpose_b=True) + gamma,
+        metric=tf.matmul(tf.matmul(spectrum.inverse, stiff), spectrum.inverse, transpose_b=True)
+        + gamma,
         slope=tf.matmul(moved, spectrum.inverse, transpose_b=True) + pull,
         objective=objective + spectral.objective(correlation, spectrum),
         residual=tf.math.divide_no_nan(residual, tf.norm(reduction.root)),
@@ -501,14 +506,23 @@ def solve(
         jit: whether XLA compiles the conjugate gradients.
     """
     reduction = tf.nest.map_structure(tf.stop_gradient, reduction)
+    return _solver(correlation, solver, tolerance, max_iterations, jit)(reduction)
 
-    def newton():
-        return _newton(correlation, reduction, tolerance, max_iterations, jit)
 
-    if solver == "newton":
-        return newton()
-    found = _lbfgs(correlation, reduction, tolerance, max_iterations)
-    return tf.cond(found.converged, lambda: found, newton)
+@functools.lru_cache(maxsize=128)
+def _solver(correlation, solver, tolerance, max_iterations, jit):
+    """The solver as one graph, also when called eagerly."""
+
+    def solve(reduction):
+        def newton():
+            return _newton(correlation, reduction, tolerance, max_iterations, jit)
+
+        if solver == "newton":
+            return newton()
+        found = _lbfgs(correlation, reduction, tolerance, max_iterations)
+        return tf.cond(found.converged, lambda: found, newton)
+
+    return tf.function(solve, autograph=False)
 
 
 def solve_hessian(

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -58,8 +59,8 @@ class Settings:
 
 SETTINGS = {
     "vanilla": Settings(normalize=1),
-    "dcca": Settings(epsilon=1e-1, hidden=256, dropout=0.5),
-    "dccae": Settings(strength=0.1, epsilon=1e-1, hidden=256, dropout=0.5),
+    "dcca": Settings(epsilon=1e-1, hidden=256, dropout=0.3, learning_rate=3e-3),
+    "dccae": Settings(strength=0.1, epsilon=1e-1, hidden=256, dropout=0.3, learning_rate=3e-3),
     "rrm": Settings(strength=0.1, normalize=1),
     "prox": Settings(strength=0.3, growth=0.5, normalize=1),
     "prox+": Settings(strength=0.3, growth=0.5, normalize=1),
@@ -346,6 +347,13 @@ def check_saved(model, views, folder):
     return float(done.stdout.split()[-1])
 
 
+def write(path, content):
+    """Writes a JSON file in one step."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content))
+    os.replace(partial, path)
+
+
 def add_data_arguments(parser):
     """What the examples on these data share."""
     parser.add_argument("--views", nargs="+", default=["fou", "zer"], metavar="VIEW")
@@ -404,15 +412,13 @@ def main(arguments=None):
         print(f"{NAMES[method]}: {settings}")
         runs = [run(method, seed, settings, options) for seed in options.seeds]
         results[method] = [measured for _, _, measured in runs]
+        write(options.output / "multiview_digits.json", {"settings": chosen, "results": results})
     model, views, _ = runs[-1]
     labels = options.labels_per_class or "all"
     print(f"\nviews {', '.join(options.views)}; seeds {options.seeds}; labels a class: {labels}")
     print(table(results))
     linear = summary(linear_correlation(options))
     print(f"correlation of linear CCA of the raw views, 10 components: {linear}")
-    (options.output / "multiview_digits.json").write_text(
-        json.dumps({"settings": chosen, "results": results})
-    )
     figure = options.output / "multiview_digits.png"
     plot(results, figure)
     print(f"\nfigure: {figure}")

@@ -8,7 +8,6 @@ digit with those of another: (1 - a) x + a x_other.
 """
 
 import argparse
-import json
 
 import keras
 import numpy as np
@@ -21,6 +20,7 @@ from multiview_digits import (
     make_model,
     split_data,
     summary,
+    write,
 )
 
 LEVELS = (0.0, 0.2, 0.5, 0.8)
@@ -78,7 +78,7 @@ def main(arguments=None):
     print(f"\nviews {', '.join(options.views)}; corrupted: {options.views[options.noisy]}")
     print("test error, %, by noise level")
     print(table(results))
-    (options.output / "noisy_view.json").write_text(json.dumps(results))
+    write(options.output / "noisy_view.json", results)
     return results
 
 

@@ -143,8 +143,6 @@ def make_model(method, widths, settings, predict_with="average", inference="iden
     encoders = [code() for _ in widths]
     predictors = [network(10) for _ in widths]
     options = {"epsilon": settings.epsilon, "predict_with": predict_with}
-    if len(widths) > 2:
-        options["num_components"] = settings.components
     if method == "dcca":
         return DCCA(encoders, predictors, **options)
     if method == "dccae":
@@ -396,6 +394,8 @@ def parse(arguments=None):
         parser.error("--labels-per-class must be in 1..120")
     if "all" in options.methods:
         options.methods = list(NAMES)
+    if len(options.views) > 2 and options.methods != ["vanilla"]:
+        parser.error("more than two --views need --methods vanilla")
     return options
 
 

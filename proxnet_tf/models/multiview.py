@@ -106,16 +106,16 @@ class _MultiviewModel(keras.Model):
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
 class MultiviewClassifier(_MultiviewModel):
-    """Two or more views, an encoder and a predictor each, trained end to end.
+    """An encoder and a predictor per view, trained end to end.
 
         vanilla:  min  loss(h(F), c)                      F = (f_1(x_1), ..., f_J(x_J)), the codes
         rrm:      min  loss(h(F), c) + weight L(F)        L = - sum of canonical correlations
         prox:     min  loss(h(P), c),  P = argmin lam/(2n) ||P - F||^2 + L(P)     (ProxNet, eq. 8)
 
-    over the weights of the encoders f and the predictors h. Two views use `ProxCCA` or
-    `CCARegularizer`. The prediction is the average of the views' logits, or one view's logits (the
-    paper's "acoustic" mode); then the training loss is the mean of the losses of the views, each
-    against the same target.
+    over the weights of the encoders f and the predictors h; by `CCARegularizer` and `ProxCCA`. Any
+    number of views for "vanilla", two for the others. The prediction is the average of the views'
+    logits, or one view's logits (the paper's "acoustic" mode); then the training loss is the mean
+    of the losses of the views, each against the same target.
 
     Args:
         encoders: a layer or model per view, from the view to its code `(batch, d_j)` or
@@ -143,8 +143,8 @@ class MultiviewClassifier(_MultiviewModel):
     unlabelled example that still feeds the proximal layer.
 
     Raises:
-        ValueError: fewer than two encoders, not as many predictors, arguments outside their
-            ranges, inputs that are not a list of J views.
+        ValueError: fewer than two encoders, more than two with a correlation, not as many
+            predictors, arguments outside their ranges, inputs that are not a list of J views.
 
     Example:
         model = MultiviewClassifier(
@@ -175,6 +175,8 @@ class MultiviewClassifier(_MultiviewModel):
     ):
         super().__init__(encoders, predictors, predict_with, **kwargs)
         self.method = check_choice("method", method, ("vanilla", "rrm", "prox"))
+        if method != "vanilla":
+            check_two_views(f"method={method!r}", self.encoders)
         self.num_components = num_components
         self.lam = lam
         self.epsilon = epsilon
@@ -284,6 +286,7 @@ class DCCA(_MultiviewModel):
         **kwargs: Any,
     ):
         super().__init__(encoders, predictors, predict_with, **kwargs)
+        check_two_views(type(self).__name__, self.encoders)
         if num_components is not None:
             num_components = check_integer("num_components", num_components)
         self.num_components = num_components
@@ -482,7 +485,7 @@ class _Pretraining(keras.Model):
     def call(self, inputs: Any) -> Any:
         check_views(inputs, len(self.encoders), "pretrain", "views")
         codes = [encoder(x) for encoder, x in zip(self.encoders, inputs, strict=True)]
-        correlation = correlation_loss(codes, self.num_components, self.epsilon)
+        correlation = cca_loss(codes[0], codes[1], self.num_components, self.epsilon)
         self.add_loss(correlation)
         self.correlation_tracker.update_state(correlation)
         if self.decoders:
@@ -497,10 +500,13 @@ class _Pretraining(keras.Model):
         return codes
 
 
-def correlation_loss(codes, num_components, epsilon):
-    """L of a list of codes."""
-    first, second = codes
-    return cca_loss(first, second, num_components, epsilon)
+def check_two_views(name, encoders):
+    """Canonical correlation is that of two views."""
+    if len(encoders) != 2:
+        raise ValueError(
+            f"{name} correlates two views; method='vanilla' takes more. Received: "
+            f"{len(encoders)} encoders"
+        )
 
 
 def check_layers(name, layers, count=None):

@@ -408,6 +408,11 @@ def test_pretraining_refuses_weights(name):
             "'average'.*predict_with='first'",
         ),
         (lambda: DCCA(encoders(), predictors(), epsilon=-1.0), "epsilon=-1.0"),
+        (lambda: DCCA(encoders(3), predictors(3)), "DCCA correlates two views.*3 encoders"),
+        (
+            lambda: MultiviewClassifier(encoders(3), predictors(3), method="rrm"),
+            "method='rrm' correlates two views.*3 encoders",
+        ),
         (lambda: DCCA(encoders(), predictors(), num_components=0), "num_components=0"),
         (
             lambda: DCCAE(encoders(), decoders(), predictors(), reconstruction_weight=-1.0),

@@ -94,7 +94,11 @@ class Solution(NamedTuple):
 
 
 def reduce_gram(
-    correlation: Correlation, gram: tf.Tensor, count: tf.Tensor, lam: tf.Tensor
+    correlation: Correlation,
+    gram: tf.Tensor,
+    count: tf.Tensor,
+    lam: tf.Tensor,
+    rank_tolerance: float | tf.Tensor = RANK_TOLERANCE,
 ) -> Reduction:
     """R, R^+ and the row spaces of the views, from C = Xc^T Xc (`[D, D]`, float64, finite).
 
@@ -103,14 +107,15 @@ def reduce_gram(
         gram: C.
         count: n, the number of rows behind C, scalar float64.
         lam: scalar float64 > 0.
+        rank_tolerance: share of a view's largest variance below which a direction is rounding.
     """
     values, vectors = tf.linalg.eigh(gram)
-    floor = RANK_TOLERANCE * values[-1]
+    floor = rank_tolerance * values[-1]
     # By interlacing, no block has a smaller eigenvalue than C.
     unused, turn = tf.cond(
         values[0] > floor,
         lambda: (tf.zeros_like(gram), tf.zeros_like(gram)),
-        lambda: outside_row_spaces(correlation, gram),
+        lambda: outside_row_spaces(correlation, gram, rank_tolerance),
     )
     # Tiny values are kept where they are larger than rounding: P moves along them too.
     used = values > correlation.width * np.finfo("float64").eps * values[-1]
@@ -127,18 +132,20 @@ def reduce_gram(
     )
 
 
-def outside_row_spaces(correlation: Correlation, gram: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def outside_row_spaces(
+    correlation: Correlation, gram: tf.Tensor, rank_tolerance: float | tf.Tensor = RANK_TOLERANCE
+) -> tuple[tf.Tensor, tf.Tensor]:
     """I - Pi, the projection onto what lies outside the row space of each view, and C_jj^+.
 
     Both are block-diagonal, `[D, D]`. Directions whose share of the view's largest variance is
-    at most 1e-10 count as outside.
+    at most `rank_tolerance` count as outside.
     """
     outside: list[tf.Tensor] = []
     inverse: list[tf.Tensor] = []
     start = 0
     for size in correlation.sizes:
         values, vectors = tf.linalg.eigh(gram[start : start + size, start : start + size])
-        unused = values <= RANK_TOLERANCE * tf.maximum(values[-1], 0.0)
+        unused = values <= rank_tolerance * tf.maximum(values[-1], 0.0)
         weight = tf.cast(unused, values.dtype)
         room = [[start, correlation.width - start - size]] * 2
         for parts, scale in (

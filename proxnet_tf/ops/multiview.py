@@ -45,27 +45,38 @@ def _identity(*tensors):
     return tensors
 
 
-# Rows are read in blocks that stay in the cache, so that no copy of the batch is made.
-BLOCK = 8192
+# Up to so many rows products of the rows are in float64. Beyond, the rows are read in blocks that
+# stay in the cache, products of float32 rows are in float32, and the blocks are summed in float64.
+EXACT_ROWS = 4096
+BLOCK = 2048
 
 
-def _sum_over_blocks(function, *arrays):
-    """The sum of `function(*blocks)` over blocks of rows; None among `arrays` is passed on."""
+def _sum_over_rows(function, *arrays):
+    """The sum of `function(exact, *rows)` over blocks of rows; None among `arrays` stays None."""
     first = arrays[0]
-    rows = first.shape[0]
-    if rows is not None and rows <= BLOCK:
-        return function(*arrays)
+
+    def exact():
+        return tuple(function(True, *arrays))
 
     def block(i):
-        return function(*(None if a is None else a[i : i + BLOCK] for a in arrays))
+        return function(False, *(None if a is None else a[i : i + BLOCK] for a in arrays))
 
-    def step(i, *sums):
-        return i + BLOCK, *(a + b for a, b in zip(sums, block(i), strict=True))
+    def in_blocks():
+        start = (tf.constant(BLOCK), *block(0))
+        _, *sums = tf.while_loop(
+            lambda i, *_: i < tf.shape(first)[0],
+            lambda i, *sums: (i + BLOCK, *(a + b for a, b in zip(sums, block(i), strict=True))),
+            start,
+        )
+        return tuple(sums)
 
-    _, *sums = tf.while_loop(
-        lambda i, *_: i < tf.shape(first)[0], step, (tf.constant(BLOCK), *block(0))
-    )
-    return sums
+    if first.shape[0] is not None:
+        return exact() if first.shape[0] <= EXACT_ROWS else in_blocks()
+    return tf.cond(tf.shape(first)[0] <= EXACT_ROWS, exact, in_blocks)
+
+
+def _column_sums(x):
+    return tf.matmul(tf.ones([1, tf.shape(x)[0]], x.dtype), x)[0]
 
 
 def _moments(x, valid, all_reduce):
@@ -79,19 +90,26 @@ def _moments(x, valid, all_reduce):
     count, total = all_reduce(*head(x[:BLOCK], None if valid is None else valid[:BLOCK]))
     shift = tf.math.divide_no_nan(total, count)
 
-    def block(x, valid):
+    def part(exact, x, valid):
         near = x - shift
         if valid is not None:
             near = tf.where(valid, near, tf.zeros_like(near))
-        near = tf.cast(near, tf.float64)
+        near = tf.cast(near, tf.float64) if exact else near
         rows = tf.shape(x)[:1] if valid is None else tf.math.count_nonzero(valid, axis=0)
-        count = tf.cast(rows[0], tf.float64)
-        return count, tf.reduce_sum(near, 0), tf.matmul(near, near, transpose_a=True)
+        sums = rows[0], _column_sums(near), tf.matmul(near, near, transpose_a=True)
+        return tuple(tf.cast(s, tf.float64) for s in sums)
 
-    count, total, gram = all_reduce(*_sum_over_blocks(block, x, valid))
+    count, total, gram = all_reduce(*_sum_over_rows(part, x, valid))
     offset = total / tf.maximum(count, 1.0)
     gram -= count * offset[:, None] * offset
     return _Moments(shift, tf.cast(shift, tf.float64) + offset, count, gram)
+
+
+def _rank_tolerance(x):
+    """Share of a view's largest variance below which a direction is rounding."""
+    if x.dtype == tf.float64:
+        return 1e-10
+    return tf.where(tf.shape(x)[0] <= EXACT_ROWS, tf.constant(1e-10, tf.float64), 1e-6)
 
 
 def gram_of(x: tf.Tensor, valid: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -197,7 +215,9 @@ def multiview_prox(
 
     The minimiser is the one that descent from P = X reaches (the problem is not convex), each
     view staying in its own row space: constant columns come out unchanged, duplicated columns
-    stay equal. The solve is in float64 on D x D matrices, whatever n is.
+    stay equal. The solve is in float64 on D x D matrices, whatever n is. Directions of a view
+    with less than 1e-10 of its largest variance (1e-6 for more than 4096 float32 rows) count as
+    rounding and are left as they are.
 
     Args:
         x: views side by side, `[n, D]`, float32 or float64.
@@ -226,7 +246,7 @@ def multiview_prox(
         moments = _moments(x, valid, all_reduce)
         finite = tf.reduce_all(tf.math.is_finite(moments.gram))
         gram = tf.where(finite, moments.gram, tf.zeros_like(moments.gram))
-        reduction = gram_prox.reduce_gram(correlation, gram, moments.count, lam)
+        reduction = gram_prox.reduce_gram(correlation, gram, moments.count, lam, _rank_tolerance(x))
         found = gram_prox.solve(
             correlation, reduction, solver=solver, max_iterations=max_iterations, **options
         )
@@ -240,15 +260,15 @@ def multiview_prox(
     def implicit(y, x, step, moments, reduction, found):
         # (5): dJ/dX = Y + Yc (A - I) + Xc R^+ (U - ys A), A = (I + t Gam)^-1, H U = ys,
         # plus what turning row spaces add.
-        def block(y, x, valid):
+        def part(exact, y, x, valid):
             near = x - moments.shift
             if valid is not None:
                 near = tf.where(valid, near, tf.zeros_like(near))
                 y = tf.where(valid, y, tf.zeros_like(y))
-            cross = tf.matmul(near, y, transpose_a=True)
-            return tf.cast(cross, tf.float64), tf.cast(tf.reduce_sum(y, 0), tf.float64)
+            sums = tf.matmul(near, y, transpose_a=True), _column_sums(y)
+            return tuple(tf.cast(s, tf.float64) for s in sums)
 
-        cross, total = all_reduce(*_sum_over_blocks(block, y, x, valid))
+        cross, total = all_reduce(*_sum_over_rows(part, y, x, valid))
         cross -= (moments.mean - tf.cast(moments.shift, tf.float64))[:, None] * total
         inside = tf.matmul(reduction.pinv, cross, transpose_a=True)
         usable = tf.where(tf.math.is_finite(inside), inside, tf.zeros_like(inside))

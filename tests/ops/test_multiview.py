@@ -68,7 +68,7 @@ def test_worked_example_one_component(options):
     assert found.converged
 
 
-@pytest.mark.parametrize("options", [{"jit": True}, {"jit": False}, {"solver": "lbfgs"}])
+@pytest.mark.parametrize("options", [{"jit": True}, {"jit": False}])
 def test_worked_example_two_components_and_gradient(options):
     x = np.concatenate([WORKED_X, WORKED_Y], 1)
     of_x = [[0, 0.9], [-0.6, -0.1], [0.1, 0.1], [-1.2, 0.1], [1.4, -1.5], [0.9, 0.1]]
@@ -164,7 +164,7 @@ def test_max_iterations_of_one_is_visible_and_finite():
 def test_residual_reaches_the_tolerance(lam, k):
     x = shared_views(80, (6, 8), seed=4)
     found = prox(x, Correlation((6, 8), k), lam)
-    assert found.converged and found.residual <= 1e-9
+    assert found.converged and found.residual <= 1e-8
 
 
 # --- the gradient ---------------------------------------------------------------------------------
@@ -393,6 +393,36 @@ def test_float32_is_as_good_as_its_rounding(lam, jit):
     assert output.dtype == gradient.dtype == np.float32
     assert np.linalg.norm(output - expected) <= 1e-6 * np.linalg.norm(expected)
     assert np.linalg.norm(gradient - slope) <= 1e-5 * np.linalg.norm(slope)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_many_float32_rows_are_read_in_blocks(known):
+    x = shared_views(5000, (4, 3), seed=30) + 5.0
+    x[:, 1], x[:, 5] = x[:, 0], 2.0
+    valid = np.random.default_rng(31).random((5000, 1)) < 0.8
+    cotangent = np.random.default_rng(32).normal(size=x.shape).astype("float32")
+    correlation = Correlation((4, 3), 3)
+
+    def run(x, cotangent, dtype):
+        shape = x.shape if known else [None, 7]
+
+        @tf.function(input_signature=[tf.TensorSpec(shape, dtype)] * 2, autograph=False)
+        def step(x, cotangent):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                found = multiview_prox(
+                    x, 0.5, correlation, valid=tf.constant(valid), jit=False, **TIGHT
+                )
+            return found.output, tape.gradient(found.output, x, cotangent)
+
+        return [t.numpy() for t in step(tf.constant(x, dtype), tf.constant(cotangent, dtype))]
+
+    output, gradient = run(x, cotangent, tf.float32)
+    expected, slope = run(x, cotangent, tf.float64)
+    assert np.linalg.norm(output - expected) <= 1e-6 * np.linalg.norm(expected)
+    assert np.linalg.norm(gradient - slope) <= 1e-5 * np.linalg.norm(slope)
+    np.testing.assert_array_equal(output[:, 5], x[:, 5].astype("float32"))
+    np.testing.assert_allclose(output[:, 1], output[:, 0], atol=1e-5)
 
 
 def test_mean_far_from_zero():

@@ -1,19 +1,41 @@
 """Proximal mapping as weight-free Keras layers (Li, Ma, Zhang, 2020)."""
 
 from proxnet_tf.callbacks import LambdaSchedule, linear_lambda
+from proxnet_tf.layers.activations import prox_of_activation
+from proxnet_tf.layers.kernel import Invariance, ProxKernelFeatures
+from proxnet_tf.layers.prox import Prox
 from proxnet_tf.layers.prox_cca import ProxCCA, ProxGCCA
+from proxnet_tf.layers.prox_dropout import ProxDropout
+from proxnet_tf.layers.prox_lstm import ProxLSTM, ProxLSTMCell
+from proxnet_tf.layers.prox_rnn_cell import ProxRNNCell
+from proxnet_tf.layers.regularizer import Regularizer
 from proxnet_tf.losses import CCALoss, CCARegularizer, cca_loss
 from proxnet_tf.metrics import CanonicalCorrelation
+from proxnet_tf.models import DCCA, DCCAE, AdversarialModel, LinearCCA, MultiviewClassifier
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DCCA",
+    "DCCAE",
+    "AdversarialModel",
     "CCALoss",
     "CCARegularizer",
     "CanonicalCorrelation",
+    "Invariance",
     "LambdaSchedule",
+    "LinearCCA",
+    "MultiviewClassifier",
+    "Prox",
     "ProxCCA",
+    "ProxDropout",
     "ProxGCCA",
+    "ProxKernelFeatures",
+    "ProxLSTM",
+    "ProxLSTMCell",
+    "ProxRNNCell",
+    "Regularizer",
     "cca_loss",
     "linear_lambda",
+    "prox_of_activation",
 ]

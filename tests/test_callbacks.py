@@ -7,6 +7,7 @@ import pytest
 
 from proxnet_tf import LambdaSchedule, ProxCCA, linear_lambda
 from proxnet_tf.callbacks import lam_variables
+from proxnet_tf.layers.common import add_lam
 from tests.helpers.data import shared_views
 
 X = shared_views(16, (4, 4)).astype("float32")
@@ -18,8 +19,15 @@ def model_of(*layers):
     return model
 
 
-def prox():
-    return ProxCCA(lam=7.0, jit_solver=False, max_iterations=2)
+class Ridge(keras.layers.Layer):
+    """The prox of 1/(2 lam) ||x||^2: a layer with `lam` that costs nothing to trace."""
+
+    def __init__(self):
+        super().__init__()
+        self.lam = add_lam(self, 7.0)
+
+    def call(self, x):
+        return x * self.lam / (1.0 + self.lam)
 
 
 def fit(model, *callbacks, **options):
@@ -44,7 +52,7 @@ def test_bad_linear_lambda(arguments, message):
 
 
 def test_sets_lam_before_the_batches_and_logs_it():
-    layer, seen = prox(), []
+    layer, seen = ProxCCA(lam=7.0, jit_solver=False), []
     watch = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(float(layer.lam))
     )
@@ -54,14 +62,14 @@ def test_sets_lam_before_the_batches_and_logs_it():
 
 
 def test_any_callable():
-    layer = prox()
+    layer = Ridge()
     history = fit(model_of(layer), LambdaSchedule(lambda epoch: np.float32(2.0**-epoch)))
     assert history["lam"] == [1.0, 0.5, 0.25]
     assert float(layer.lam) == 0.25
 
 
 def test_drives_all_layers_in_nested_models():
-    layers = [prox(), prox(), prox()]
+    layers = [Ridge(), Ridge(), Ridge()]
     inner = keras.Sequential([keras.Input((8,)), layers[0], keras.layers.Dense(8)])
     middle = keras.Sequential([keras.Input((8,)), inner, layers[1]])
     model = model_of(middle, layers[2])
@@ -75,7 +83,7 @@ def test_drives_a_subclassed_model():
         def __init__(self):
             super().__init__()
             self.dense = keras.layers.Dense(8)
-            self.proxes = [prox()]
+            self.proxes = [Ridge()]
 
         def call(self, x, training=False):
             return self.proxes[0](self.dense(x), training=training)
@@ -87,7 +95,7 @@ def test_drives_a_subclassed_model():
 
 
 def test_a_deep_copy_drives_the_model_it_is_fitted_with():
-    first, second = prox(), prox()
+    first, second = Ridge(), Ridge()
     callback = LambdaSchedule(linear_lambda(0.5, 1.0))
     early = copy.deepcopy(callback)
     fit(model_of(first), callback, epochs=1)
@@ -100,7 +108,7 @@ def test_a_deep_copy_drives_the_model_it_is_fitted_with():
 
 
 def test_initial_epoch_continues_the_schedule():
-    layer = prox()
+    layer = Ridge()
     history = fit(
         model_of(layer), LambdaSchedule(linear_lambda(0.5, 1.0)), initial_epoch=4, epochs=6
     )
@@ -109,7 +117,7 @@ def test_initial_epoch_continues_the_schedule():
 
 @pytest.mark.parametrize("verbose", [0, 1])
 def test_verbose(verbose, capsys):
-    fit(model_of(prox()), LambdaSchedule(linear_lambda(0.5, 1.0), verbose=verbose), epochs=2)
+    fit(model_of(Ridge()), LambdaSchedule(linear_lambda(0.5, 1.0), verbose=verbose), epochs=2)
     printed = capsys.readouterr().out
     assert ("Epoch 2: LambdaSchedule sets lam to 1." in printed) == bool(verbose)
 
@@ -122,7 +130,7 @@ def test_schedule_must_be_callable(schedule):
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), None, "big"])
 def test_schedule_must_return_a_positive_number(value):
-    layer = prox()
+    layer = Ridge()
     callback = LambdaSchedule(lambda epoch: value if epoch else 1.0)
     with pytest.raises(ValueError, match=r"finite number > 0. Received .* for epoch 1"):
         fit(model_of(layer), callback, epochs=2)

@@ -19,6 +19,7 @@ def model_of(*layers):
     return model
 
 
+@keras.saving.register_keras_serializable(package="tests")
 class Ridge(keras.layers.Layer):
     """The prox of 1/(2 lam) ||x||^2: a layer with `lam` that costs nothing to trace."""
 

@@ -75,7 +75,7 @@ def module_name(path):
 
 ALLOWED = {
     1: {"tensorflow", "tensorflow_probability", "numpy"},
-    2: {"tensorflow", "numpy", "keras"},
+    2: {"tensorflow", "tensorflow_probability", "numpy", "keras"},
 }
 
 

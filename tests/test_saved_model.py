@@ -38,8 +38,9 @@ np.savez(folder + "/answers.npz", **answers)
 
 
 def build(inference, monitor=False):
+    keras.utils.set_random_seed(0)
     layer = ProxCCA(
-        2, lam=0.7, inference=inference, momentum=0.5, split=(3, 4), monitor=monitor,
+        2, lam=0.1, inference=inference, momentum=0.5, split=(3, 4), monitor=monitor,
         jit_solver=inference == "batch",
     )  # fmt: skip
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(7), layer])
@@ -96,7 +97,7 @@ def test_same_values_and_gradient_without_the_package(saved, name):
     np.testing.assert_allclose(answers[name + " gradient"], gradient, atol=1e-4)
     np.testing.assert_allclose(answers[name + " one row"], models[name](x[:1]), atol=1e-5)
     features = models[name].layers[0](x)
-    assert (np.abs(output - features).max() > 1e-2) == ("identity" not in name)
+    assert (np.abs(output - features).max() > 1e-3) == ("identity" not in name)
 
 
 def operations(graph):

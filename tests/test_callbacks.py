@@ -23,8 +23,8 @@ def model_of(*layers):
 class Ridge(keras.layers.Layer):
     """The prox of 1/(2 lam) ||x||^2: a layer with `lam` that costs nothing to trace."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
         self.lam = add_lam(self, 7.0)
 
     def call(self, x):

@@ -192,7 +192,10 @@ def point_at(
     moved = w - reduction.root
     wu = tf.matmul(w, spectrum.vectors)
     # (4): F U^-T = (W - R) U^-T + t W U Gam', for U^-1 Gam U^-T = Gam'.
-    pull = tf.matmul(wu, gamma)
+    if correlation.objective == "cca":
+        pull = wu * tf.linalg.diag_part(gamma)
+    else:
+        pull = tf.matmul(wu, gamma)
     residual = tf.norm(moved + tf.matmul(pull, spectrum.vectors, transpose_b=True))
     objective = tf.reduce_sum(moved**2) / (2.0 * reduction.t)
     # Outside the row spaces, where L may be concave, H is made stiff: rounding cannot leave them.

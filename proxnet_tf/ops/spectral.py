@@ -81,7 +81,8 @@ class Spectrum(NamedTuple):
         values: mu, `[D]`. For "cca": sigma_1..sigma_m, zeros, -sigma_m..-sigma_1.
         vectors: U, `[D, D]`, columns normalised by U^T (B + eps I) U = I.
         inverse: U^-1.
-        rotation: the orthogonal Q in U = L^-T Q, L the Cholesky factor of B + eps I.
+        rotation: for "gcca" the orthogonal Q in U = L^-T Q, L the Cholesky factor of B + eps I;
+            not used for "cca".
         selected: `[D]`, one for i <= k with mu_i > 1e-9, else zero.
     """
 
@@ -164,16 +165,24 @@ def _checked(x):
 def assemble(correlation: Correlation, factors: Factors) -> Spectrum:
     """The spectrum of (2) from its factors; NaN values where the whitening was not finite."""
     factor, whiten, values, left, right, ok = factors
-    rotation = left
-    if correlation.objective == "cca":
+    if correlation.objective == "gcca":
+        vectors = tf.matmul(whiten, left, transpose_a=True)
+        inverse = tf.matmul(left, factor, transpose_a=True, transpose_b=True)
+    else:
         if factor.shape.rank == 3:
-            factor, whiten = (_block_diagonal(x[0], x[1]) for x in (factor, whiten))
-        values, rotation = _paired(values, left, right)
+            parts = list(zip(tf.unstack(factor), tf.unstack(whiten), (left, right), strict=True))
+        else:
+            views = slice(correlation.sizes[0]), slice(correlation.sizes[0], None)
+            pairs = zip(views, (left, right), strict=True)
+            parts = [(factor[s, s], whiten[s, s], rotation) for s, rotation in pairs]
+        vectors = _paired(*(tf.matmul(w, r, transpose_a=True) for _, w, r in parts))
+        inverse = tf.transpose(_paired(*(tf.matmul(f, r) for f, _, r in parts)))
+        zeros = tf.zeros([correlation.width - 2 * min(correlation.sizes)], values.dtype)
+        values = tf.concat([values, zeros, -values[::-1]], 0)
     values = tf.where(ok, values, tf.cast(np.nan, values.dtype))
-    vectors = tf.matmul(whiten, rotation, transpose_a=True)
-    inverse = tf.matmul(rotation, factor, transpose_a=True, transpose_b=True)
     first = tf.constant(np.arange(correlation.width) < correlation.num_components)
     selected = tf.cast(first & (values > TINY), values.dtype)
+    rotation = left if correlation.objective == "gcca" else vectors
     return Spectrum(values, vectors, inverse, rotation, selected)
 
 
@@ -185,21 +194,17 @@ def decompose(
     return assemble(correlation, factorise(correlation, covariance, unused))
 
 
-def _paired(sigma, left, right):
-    """Eigenvalues and -vectors of [[0, T], [T^T, 0]] from the singular value decomposition of T."""
-    pairs = sigma.shape[0]
-    half = np.sqrt(0.5)
-    plus = tf.concat([left[:, :pairs], right[:, :pairs]], 0) * half
-    minus = tf.concat([left[:, :pairs], -right[:, :pairs]], 0) * half
-    alone = tf.concat(
-        [
-            tf.pad(left[:, pairs:], [[0, right.shape[0]], [0, 0]]),
-            tf.pad(right[:, pairs:], [[left.shape[0], 0], [0, 0]]),
-        ],
-        1,
-    )
-    zeros = tf.zeros([alone.shape[1]], sigma.dtype)
-    return tf.concat([sigma, zeros, -sigma[::-1]], 0), tf.concat([plus, alone, minus[:, ::-1]], 1)
+def _paired(first, second):
+    """From bases of two views (a_i, b_i) / sqrt 2, what has no partner, (a_i, -b_i) / sqrt 2."""
+    d1, d2 = first.shape[1], second.shape[1]
+    pairs, half = min(d1, d2), np.sqrt(0.5)
+    a, b = half * first[:, :pairs], half * second[:, :pairs]
+    upper, lower = [a, a[:, ::-1]], [b, -b[:, ::-1]]
+    if d1 != d2:
+        alone = first[:, pairs:], second[:, pairs:]
+        upper.insert(1, tf.pad(alone[0], [[0, 0], [0, d2 - pairs]]))
+        lower.insert(1, tf.pad(alone[1], [[0, 0], [d1 - pairs, 0]]))
+    return tf.concat([tf.concat(upper, 1), tf.concat(lower, 1)], 0)
 
 
 def objective(correlation: Correlation, spectrum: Spectrum) -> tf.Tensor:
@@ -227,16 +232,25 @@ def _between(correlation, x, blocks_of_x):
     return x - blocks_of_x if correlation.objective == "cca" else x
 
 
+def gamma_diagonal(correlation: Correlation, spectrum: Spectrum) -> tf.Tensor:
+    """For "cca", where `gamma` is diagonal: its diagonal, `[D]`."""
+    f, weighted = spectrum.selected, spectrum.selected * spectrum.values
+    partner, _ = correlation.partner
+    mirrored = tf.gather(tf.stack([f, weighted]), partner, axis=1)
+    return 0.5 * (weighted + mirrored[1] - f + mirrored[0])
+
+
 def gamma(correlation: Correlation, spectrum: Spectrum) -> tf.Tensor:
     """dL/dS in the eigenbasis: U^-1 (dL/dS) U^-T = -(K(diag f) - B(diag f mu)).
 
     Where mu_k = mu_{k+1} L is not differentiable; this is the gradient for the k vectors that
     the decomposition returns first.
     """
+    if correlation.objective == "cca":
+        return tf.linalg.diag(gamma_diagonal(correlation, spectrum))
     chosen = tf.linalg.diag(spectrum.selected)
     weighted = tf.linalg.diag(spectrum.selected * spectrum.values)
-    inside = blocks(correlation, spectrum.rotation, chosen)
-    return blocks(correlation, spectrum.rotation, weighted) - _between(correlation, chosen, inside)
+    return blocks(correlation, spectrum.rotation, weighted) - chosen
 
 
 class Differences(NamedTuple):

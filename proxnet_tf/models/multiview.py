@@ -206,7 +206,8 @@ class MultiviewClassifier(_MultiviewModel):
                     "`num_components` is needed for more than two views (ProxGCCA): the width of "
                     f"their common core. Received: num_components=None, {len(self.encoders)} views"
                 )
-            self.prox = (ProxCCA if len(self.encoders) == 2 else ProxGCCA)(
+            layer: Any = ProxCCA if len(self.encoders) == 2 else ProxGCCA
+            self.prox = layer(
                 num_components,
                 lam=lam,
                 epsilon=epsilon,

@@ -27,9 +27,16 @@ import matplotlib
 import numpy as np
 from keras.layers import BatchNormalization, Dense, Dropout
 
-from proxnet_tf import CanonicalCorrelation, LambdaSchedule, linear_lambda
+from proxnet_tf import (
+    DCCA,
+    DCCAE,
+    CanonicalCorrelation,
+    LambdaSchedule,
+    LinearCCA,
+    MultiviewClassifier,
+    linear_lambda,
+)
 from proxnet_tf.datasets import load_multiple_features
-from proxnet_tf.models import DCCA, DCCAE, LinearCCA, MultiviewClassifier
 
 NAMES = {
     "vanilla": "Vanilla",
@@ -151,6 +158,8 @@ def make_model(method, widths, settings, predict_with="average", inference="iden
         return DCCAE(encoders, decoders, predictors, **options)
     if method == "rrm":
         options["correlation_weight"] = settings.strength
+    if len(widths) > 2:
+        options["num_components"] = settings.components
     if method == "prox+":
         options["correlation_weight"] = 1 / settings.components
     if method in PROX:
@@ -394,8 +403,8 @@ def parse(arguments=None):
         parser.error("--labels-per-class must be in 1..120")
     if "all" in options.methods:
         options.methods = list(NAMES)
-    if len(options.views) > 2 and options.methods != ["vanilla"]:
-        parser.error("more than two --views need --methods vanilla")
+    if len(options.views) > 2 and {*options.methods} - {"vanilla", "prox"}:
+        parser.error("more than two --views work with --methods vanilla prox")
     return options
 
 

@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.layers.common import check_choice, check_integer, check_number
-from proxnet_tf.layers.prox_cca import ProxCCA
+from proxnet_tf.layers.prox_cca import ProxCCA, ProxGCCA
 from proxnet_tf.losses import CCARegularizer, cca_loss
 
 
@@ -112,17 +112,18 @@ class MultiviewClassifier(_MultiviewModel):
         rrm:      min  loss(h(F), c) + weight L(F)        L = - sum of canonical correlations
         prox:     min  loss(h(P), c),  P = argmin lam/(2n) ||P - F||^2 + L(P)     (ProxNet, eq. 8)
 
-    over the weights of the encoders f and the predictors h; by `CCARegularizer` and `ProxCCA`. Any
-    number of views for "vanilla", two for the others. The prediction is the average of the views'
-    logits, or one view's logits (the paper's "acoustic" mode); then the training loss is the mean
-    of the losses of the views, each against the same target.
+    over the weights of the encoders f and the predictors h, by `CCARegularizer` and `ProxCCA`, or
+    `ProxGCCA` for more than two views; a correlation in the loss takes two views. The prediction is
+    the average of the views' logits, or one view's logits (the paper's "acoustic" mode); then the
+    training loss is the mean of the losses of the views, each against the same target.
 
     Args:
         encoders: a layer or model per view, from the view to its code `(batch, d_j)` or
             `(batch, time, d_j)`.
         predictors: a layer or model per view, from the code to the output, all of one shape.
         method: "prox" (default), "rrm" or "vanilla".
-        num_components: k of the correlation, None (the default) is min(d1, d2).
+        num_components: k of the correlation, None (the default) is min(d1, d2); needed for more
+            than two views.
         lam: weight of the displacement, > 0 ("prox"); drive it with `LambdaSchedule`.
         epsilon: ridge on each view's covariance, >= 0.
         inference: of the proximal layer when `training=False`: "identity", "batch" or "moving".
@@ -175,8 +176,6 @@ class MultiviewClassifier(_MultiviewModel):
     ):
         super().__init__(encoders, predictors, predict_with, **kwargs)
         self.method = check_choice("method", method, ("vanilla", "rrm", "prox"))
-        if method != "vanilla":
-            check_two_views(f"method={method!r}", self.encoders)
         self.num_components = num_components
         self.lam = lam
         self.epsilon = epsilon
@@ -194,6 +193,7 @@ class MultiviewClassifier(_MultiviewModel):
             )
         self.regularizer = self.prox = None
         if self.correlation_weight:
+            check_two_views("A `correlation_weight`", self.encoders)
             self.regularizer = CCARegularizer(
                 self.correlation_weight,
                 num_components=num_components,
@@ -201,7 +201,13 @@ class MultiviewClassifier(_MultiviewModel):
                 dtype=self.dtype_policy,
             )
         if method == "prox":
-            self.prox = ProxCCA(
+            if len(self.encoders) > 2 and num_components is None:
+                raise ValueError(
+                    "`num_components` is needed for more than two views (ProxGCCA): the width of "
+                    f"their common core. Received: num_components=None, {len(self.encoders)} views"
+                )
+            layer: Any = ProxCCA if len(self.encoders) == 2 else ProxGCCA
+            self.prox = layer(
                 num_components,
                 lam=lam,
                 epsilon=epsilon,
@@ -504,7 +510,7 @@ def check_two_views(name, encoders):
     """Canonical correlation is that of two views."""
     if len(encoders) != 2:
         raise ValueError(
-            f"{name} correlates two views; method='vanilla' takes more. Received: "
+            f"{name} correlates two views; the methods 'vanilla' and 'prox' take more. Received: "
             f"{len(encoders)} encoders"
         )
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras.layers import Dense
 
-from proxnet_tf import CanonicalCorrelation, CCALoss, LambdaSchedule, ProxCCA, cca_loss
+from proxnet_tf import CanonicalCorrelation, CCALoss, LambdaSchedule, ProxCCA, ProxGCCA, cca_loss
 from proxnet_tf.models.multiview import DCCA, DCCAE, MultiviewClassifier
 from tests.helpers.layer_checks import assert_same, constructor_arguments
 
@@ -338,6 +338,20 @@ def test_three_views_without_a_correlation():
     assert_same(model(views), sum(logits) / 3, 1e-6)
 
 
+def test_three_views_pass_through_the_generalised_layer(tmp_path):
+    views, labels = make_data(views=3)
+    model = MultiviewClassifier(encoders(3), predictors(3), num_components=4, lam=0.5)
+    codes = model.encode(views)
+    moved = ProxGCCA(4, lam=0.5)(codes, training=True)
+    assert not np.allclose(moved[2], codes[2], atol=1e-3)
+    logits = [p(f) for p, f in zip(model.predictors, moved, strict=True)]
+    assert_same(model(views, training=True), sum(logits) / 3, 1e-5)
+    train(model, views, labels)
+    model.save(tmp_path / "model.keras")
+    reloaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert_same(reloaded(views), model(views), 1e-6)
+
+
 def test_views_in_a_dict_are_refused():
     views, labels = make_data()
     named = {"a": views[0], "b": views[1]}
@@ -408,10 +422,11 @@ def test_pretraining_refuses_weights(name):
             "'average'.*predict_with='first'",
         ),
         (lambda: DCCA(encoders(), predictors(), epsilon=-1.0), "epsilon=-1.0"),
+        (lambda: MultiviewClassifier(encoders(3), predictors(3)), "num_components=None, 3 views"),
         (lambda: DCCA(encoders(3), predictors(3)), "DCCA correlates two views.*3 encoders"),
         (
             lambda: MultiviewClassifier(encoders(3), predictors(3), method="rrm"),
-            "method='rrm' correlates two views.*3 encoders",
+            "`correlation_weight` correlates two views.*3 encoders",
         ),
         (lambda: DCCA(encoders(), predictors(), num_components=0), "num_components=0"),
         (

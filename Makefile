@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python examples/multiview_digits.py
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-slow: $(VENV)/.installed
 	$(BIN)/python -m pytest -m slow

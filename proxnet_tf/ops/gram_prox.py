@@ -1,22 +1,7 @@
-"""The multiview proximal map, solved in the D x D Gram space, and its implicit gradient.
+"""Solvers of the multiview proximal map in D x D matrices, and the linear system of its gradient.
 
-For views side by side, X (n x D), with C = Xc^T Xc = R^T R, c = 1/(n-1) and t = n/lam, the map
-
-    P = argmin_P  lam/(2n) ||P - X||_F^2 + L(S),   S = c Pc^T Pc                              (1)
-
-is linear in the centred inputs: Pc = Xc R^+ W, where W (D x D) solves, whatever n is,
-
-    F(W) = W - R + t W Gam = 0,   Gam = 2 c dL/dS at S = c W^T W                              (4)
-
-by descent from W = R, each view staying in its own row space. Its Hessian (times t) is
-
-    H V = V (I + t Gam) + t W dGam[c (V^T W + W^T V)].
-
-The solver works in the eigenbasis U of (2), on V' = V U: there I + t Gam becomes
-M = U^-1 U^-T + t Gam' and dGam acts entry by entry.
-
-References: Li, Ma, Zhang (2020), equation (8) and the appendix on multiview learning. The
-reduction to D x D, the implicit gradient and the preconditioner go beyond the paper.
+See `gram_problem` for the problem (4) and its notation. Newton is a trust-region method with
+Steihaug's conjugate gradients; L-BFGS is TensorFlow Probability's. Both descend from W = R.
 """
 
 import functools
@@ -26,55 +11,22 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops import spectral
+from proxnet_tf.ops.gram_problem import (
+    Point,
+    Reduction,
+    covariance_of,
+    evaluate,
+    gamma_of,
+    hessian_at,
+    hessian_product,
+    metrics_at,
+    point_at,
+    precondition,
+)
 from proxnet_tf.ops.krylov import conjugate_gradient
 from proxnet_tf.ops.spectral import Correlation, Spectrum
 
-# Eigenvalues of a Gram matrix below this fraction of the largest are rounding.
-RANK_TOLERANCE = 1e-10
 CG_ITERATIONS = 300
-OUTSIDE = 1e4
-
-
-class Reduction(NamedTuple):
-    """The data of (4).
-
-    Attributes:
-        root: R, `[D, D]`, R^T R = C.
-        pinv: R^+, `[D, D]`.
-        unused: I - Pi, block-diagonal projection onto what lies outside the views' row spaces.
-        turn: block-diagonal C_jj^+, zero where every view has full rank; see `turning`.
-        c: 1 / (n - 1), scalar.
-        t: n / lam, scalar.
-    """
-
-    root: tf.Tensor
-    pinv: tf.Tensor
-    unused: tf.Tensor
-    turn: tf.Tensor
-    c: tf.Tensor
-    t: tf.Tensor
-
-
-class Point(NamedTuple):
-    """An iterate W of (4) with what is known there.
-
-    Attributes:
-        w: W, `[D, D]`.
-        spectrum: of (2) at S = c W^T W.
-        wu: W U.
-        metric: M = U^-1 (I + t Gam) U^-T, made stiff outside the row spaces.
-        slope: F(W) U^-T.
-        objective: ||W - R||^2 / (2 t) + L, scalar; NaN where (2) could not be solved.
-        residual: ||F(W)||_F / ||R||_F, scalar.
-    """
-
-    w: tf.Tensor
-    spectrum: Spectrum
-    wu: tf.Tensor
-    metric: tf.Tensor
-    slope: tf.Tensor
-    objective: tf.Tensor
-    residual: tf.Tensor
 
 
 class Solution(NamedTuple):
@@ -91,226 +43,6 @@ class Solution(NamedTuple):
     iterations: tf.Tensor
     converged: tf.Tensor
     initial: tf.Tensor
-
-
-def reduce_gram(
-    correlation: Correlation,
-    gram: tf.Tensor,
-    count: tf.Tensor,
-    lam: tf.Tensor,
-    rank_tolerance: float | tf.Tensor = RANK_TOLERANCE,
-) -> Reduction:
-    """R, R^+ and the row spaces of the views, from C = Xc^T Xc (`[D, D]`, float64, finite).
-
-    Args:
-        correlation: sizes of the views.
-        gram: C.
-        count: n, the number of rows behind C, scalar float64.
-        lam: scalar float64 > 0.
-        rank_tolerance: share of a view's largest variance below which a direction is rounding.
-    """
-    values, vectors = tf.linalg.eigh(gram)
-    floor = rank_tolerance * values[-1]
-    # By interlacing, no block has a smaller eigenvalue than C.
-    unused, turn = tf.cond(
-        values[0] > floor,
-        lambda: (tf.zeros_like(gram), tf.zeros_like(gram)),
-        lambda: outside_row_spaces(correlation, gram, rank_tolerance),
-    )
-    # Tiny values are kept where they are larger than rounding: P moves along them too.
-    used = values > correlation.width * np.finfo("float64").eps * values[-1]
-    root = tf.sqrt(tf.where(used, values, tf.zeros_like(values)))
-    pinv = vectors * tf.math.divide_no_nan(tf.ones_like(root), root)
-    root = root[:, None] * tf.transpose(vectors)
-    return Reduction(
-        root=root - tf.matmul(root, unused),
-        pinv=pinv,
-        unused=unused,
-        turn=turn,
-        c=1.0 / tf.maximum(count - 1.0, 1.0),
-        t=count / lam,
-    )
-
-
-def outside_row_spaces(
-    correlation: Correlation, gram: tf.Tensor, rank_tolerance: float | tf.Tensor = RANK_TOLERANCE
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """I - Pi, the projection onto what lies outside the row space of each view, and C_jj^+.
-
-    Both are block-diagonal, `[D, D]`. Directions whose share of the view's largest variance is
-    at most `rank_tolerance` count as outside.
-    """
-    outside: list[tf.Tensor] = []
-    inverse: list[tf.Tensor] = []
-    start = 0
-    for size in correlation.sizes:
-        values, vectors = tf.linalg.eigh(gram[start : start + size, start : start + size])
-        unused = values <= rank_tolerance * tf.maximum(values[-1], 0.0)
-        weight = tf.cast(unused, values.dtype)
-        room = [[start, correlation.width - start - size]] * 2
-        for parts, scale in (
-            (outside, weight),
-            (inverse, tf.math.divide_no_nan(1.0 - weight, values)),
-        ):
-            parts.append(tf.pad(tf.matmul(vectors * scale, vectors, transpose_b=True), room))
-        start += size
-    return tf.add_n(outside), tf.add_n(inverse)
-
-
-def turning(
-    correlation: Correlation, reduction: Reduction, step: tf.Tensor, cross: tf.Tensor
-) -> tf.Tensor:
-    """What a turn of the views' row spaces adds to the factor of Xc in (5), `[D, D]`.
-
-    For X_j = A B^T of deficient rank P_j = Z B^T, and a change of B outside B's span turns P_j
-    along: dP_j (I - Pi_j) = P_j X_j^+ dX_j (I - Pi_j). Constant columns are left alone. Zero
-    where every view has full rank.
-
-    Args:
-        correlation: sizes of the views.
-        reduction: data of (4).
-        step: M - I, with P = X + Xc (M - I).
-        cross: Xc^T Yc, Y the cotangent.
-    """
-    mask = tf.constant(correlation.block_mask, cross.dtype)
-    moved = tf.matmul(reduction.turn, mask * tf.matmul(step, cross, transpose_a=True))
-    constant = tf.linalg.diag_part(reduction.unused) > 1.0 - 1e-9
-    kept = tf.where(constant, tf.zeros_like(reduction.unused), reduction.unused)
-    return tf.matmul(moved, kept)
-
-
-def _covariance(reduction, w):
-    return reduction.c * tf.matmul(w, w, transpose_a=True)
-
-
-def point_at(
-    correlation: Correlation, reduction: Reduction, w: tf.Tensor, factors: spectral.Factors
-) -> Point:
-    """Objective, gradient and spectrum of (4) at W, from the factors of its covariance."""
-    spectrum = spectral.assemble(correlation, factors)
-    gamma = _gamma(correlation, reduction, spectrum)
-    moved = w - reduction.root
-    wu = tf.matmul(w, spectrum.vectors)
-    # (4): F U^-T = (W - R) U^-T + t W U Gam', for U^-1 Gam U^-T = Gam'.
-    if correlation.objective == "cca":
-        pull = wu * tf.linalg.diag_part(gamma)
-    else:
-        pull = tf.matmul(wu, gamma)
-    residual = tf.norm(moved + tf.matmul(pull, spectrum.vectors, transpose_b=True))
-    objective = tf.reduce_sum(moved**2) / (2.0 * reduction.t)
-    # Outside the row spaces, where L may be concave, H is made stiff: rounding cannot leave them.
-    stiff = tf.eye(correlation.width, dtype=w.dtype)
-    stiff += OUTSIDE * (1.0 + reduction.c * reduction.t) * reduction.unused
-    return Point(
-        w=w,
-        spectrum=spectrum,
-        wu=wu,
-        metric=tf.matmul(tf.matmul(spectrum.inverse, stiff), spectrum.inverse, transpose_b=True)
-        + gamma,
-        slope=tf.matmul(moved, spectrum.inverse, transpose_b=True) + pull,
-        objective=objective + spectral.objective(correlation, spectrum),
-        residual=tf.math.divide_no_nan(residual, tf.norm(reduction.root)),
-    )
-
-
-def evaluate(correlation: Correlation, reduction: Reduction, w: tf.Tensor) -> Point:
-    """Objective, gradient and spectrum of (4) at W."""
-    factors = spectral.factorise(correlation, _covariance(reduction, w), reduction.unused)
-    return point_at(correlation, reduction, w, factors)
-
-
-def _gamma(correlation, reduction, spectrum):
-    """t Gam in the eigenbasis."""
-    return 2.0 * reduction.c * reduction.t * spectral.gamma(correlation, spectrum)
-
-
-def metrics_at(correlation: Correlation, reduction: Reduction, point: Point) -> tf.Tensor:
-    """Symmetric positive definite matrices whose inverses precondition H, `[1 or 2, D, D]`.
-
-    M with the negative part of t Gam' dropped comes first. With correlations near one, dGam
-    takes back the large part 2 c t (1 + sigma) of M on v_j = (a_j, -b_j), but only for the rows
-    of W U that both views share, those of u_i = (a_i, b_i): the second matrix (for "cca") is M
-    without it, for those rows.
-    """
-    gamma = _gamma(correlation, reduction, point.spectrum)
-    if correlation.objective == "gcca":
-        values, vectors = tf.linalg.eigh(gamma)
-        dropped = tf.matmul(vectors * tf.minimum(values, 0.0), vectors, transpose_b=True)
-        return (point.metric - dropped)[None]
-    diagonal = tf.linalg.diag_part(gamma)
-    sigma = point.spectrum.selected * point.spectrum.values
-    shared = reduction.c * reduction.t * sigma * (1.0 - sigma)
-    change = tf.stack([tf.maximum(diagonal, 0.0), shared]) - diagonal
-    return point.metric + tf.linalg.diag(change)
-
-
-class Hessian(NamedTuple):
-    """H of (4) on V' = V U, with its preconditioner.
-
-    Attributes:
-        wu: W U.
-        metric: M = U^-1 (I + t Gam) U^-T.
-        rotation: Q of the spectrum.
-        differences: divided differences of the spectrum.
-        c: 1 / (n - 1).
-        scale: 2 c t.
-        inverse: inverse of the first matrix of `metrics_at`.
-        common: for "cca" the directions Th of W u_1 .. W u_m (unit columns, zero beyond k).
-        correction: what the second inverse adds on the span of `common`.
-    """
-
-    wu: tf.Tensor
-    metric: tf.Tensor
-    rotation: tf.Tensor
-    differences: spectral.Differences
-    c: tf.Tensor
-    scale: tf.Tensor
-    inverse: tf.Tensor
-    common: tf.Tensor | None
-    correction: tf.Tensor | None
-
-
-def hessian_at(
-    correlation: Correlation, reduction: Reduction, point: Point, inverses: tf.Tensor
-) -> Hessian:
-    """The Hessian of (4) at `point`, preconditioned by the inverses of `metrics_at`."""
-    spectrum = point.spectrum
-    common = correction = None
-    if correlation.objective == "cca":
-        pairs = min(correlation.sizes)
-        leading = point.wu[:, :pairs]
-        size = tf.norm(leading, axis=0)
-        common = leading * tf.math.divide_no_nan(spectrum.selected[:pairs], size)
-        correction = inverses[1] - inverses[0]
-    return Hessian(
-        wu=point.wu,
-        metric=point.metric,
-        rotation=spectrum.rotation,
-        differences=spectral.divided_differences(spectrum),
-        c=reduction.c,
-        scale=2.0 * reduction.c * reduction.t,
-        inverse=inverses[0],
-        common=common,
-        correction=correction,
-    )
-
-
-def hessian_product(correlation: Correlation, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
-    """(H V) U^-T for `v` = V U."""
-    change = hessian.c * tf.matmul(hessian.wu, v, transpose_a=True)
-    dgamma = spectral.gamma_differential(
-        correlation, hessian.rotation, hessian.differences, change + tf.transpose(change)
-    )
-    return tf.matmul(v, hessian.metric) + hessian.scale * tf.matmul(hessian.wu, dgamma)
-
-
-def precondition(hessian: Hessian, r: tf.Tensor) -> tf.Tensor:
-    """Approximately H^-1 R, from R U^-T to V U: symmetric and positive definite."""
-    z = tf.matmul(r, hessian.inverse)
-    if hessian.common is not None:
-        inside = tf.matmul(hessian.common, r, transpose_a=True)
-        z += tf.matmul(hessian.common, tf.matmul(inside, hessian.correction))
-    return z
 
 
 def _conjugate_gradient(correlation, hessian, rhs, tolerance, radius=None):
@@ -394,7 +126,7 @@ def _propose(correlation, reduction, state, inverses):
     w = point.w + tf.matmul(v, point.spectrum.inverse)
     w -= tf.matmul(w, reduction.unused)
     predicted = found.reduction[0, 0] / reduction.t
-    return tf.stack([w, _covariance(reduction, w)]), tf.stack([predicted, found.norm[0, 0]])
+    return tf.stack([w, covariance_of(reduction, w)]), tf.stack([predicted, found.norm[0, 0]])
 
 
 def _start(correlation, reduction, factors):
@@ -458,7 +190,7 @@ def _newton(correlation, reduction, tolerance, max_iterations, jit):
         trial = propose(data, state, tf.linalg.inv(matrices[7:]))
         return iteration + 1, *accept(data, state, trial, factors_of(trial[0][1]))
 
-    first = start(data, factors_of(_covariance(reduction, reduction.root)))
+    first = start(data, factors_of(covariance_of(reduction, reduction.root)))
     iterations, *last = tf.while_loop(go_on, step, (tf.constant(1), *first))
     point = _unpack(*last).point
     converged = point.residual <= tolerance
@@ -566,6 +298,6 @@ def _hessian_solve(correlation, reduction, point, inverses, rhs, tolerance):
 def shrinkage(correlation: Correlation, reduction: Reduction, point: Point) -> tf.Tensor:
     """(I + t Gam)^-1, `[D, D]`, symmetric."""
     vectors = point.spectrum.vectors
-    slope = tf.matmul(vectors, _gamma(correlation, reduction, point.spectrum))
+    slope = tf.matmul(vectors, gamma_of(correlation, reduction, point.spectrum))
     slope = tf.matmul(slope, vectors, transpose_b=True)
     return tf.linalg.inv(tf.eye(correlation.width, dtype=slope.dtype) + slope)

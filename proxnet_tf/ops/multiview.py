@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops import gram_prox, spectral
+from proxnet_tf.ops import gram_problem, gram_prox, spectral
 from proxnet_tf.ops.spectral import Correlation
 
 
@@ -124,7 +124,7 @@ def _spectrum(correlation, gram, count):
     return spectral.decompose(
         correlation,
         gram / tf.maximum(count - 1.0, 1.0),
-        gram_prox.outside_row_spaces(correlation, gram)[0],
+        gram_problem.outside_row_spaces(correlation, gram)[0],
     )
 
 
@@ -246,7 +246,9 @@ def multiview_prox(
         moments = _moments(x, valid, all_reduce)
         finite = tf.reduce_all(tf.math.is_finite(moments.gram))
         gram = tf.where(finite, moments.gram, tf.zeros_like(moments.gram))
-        reduction = gram_prox.reduce_gram(correlation, gram, moments.count, lam, _rank_tolerance(x))
+        reduction = gram_problem.reduce_gram(
+            correlation, gram, moments.count, lam, _rank_tolerance(x)
+        )
         found = gram_prox.solve(
             correlation, reduction, solver=solver, max_iterations=max_iterations, **options
         )
@@ -275,7 +277,7 @@ def multiview_prox(
         u = gram_prox.solve_hessian(correlation, reduction, found.point, usable, **options)
         shrink = gram_prox.shrinkage(correlation, reduction, found.point)
         of_x = tf.matmul(reduction.pinv, u - tf.matmul(inside, shrink))
-        of_x += gram_prox.turning(correlation, reduction, step, cross)
+        of_x += gram_problem.turning(correlation, reduction, step, cross)
         change = shrink - tf.eye(correlation.width, dtype=shrink.dtype)
         constant = -_row(total / tf.maximum(moments.count, 1.0), change)
         constant -= _row(moments.mean, of_x)

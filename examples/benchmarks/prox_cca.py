@@ -85,6 +85,19 @@ def step_of(layer):
     return step
 
 
+def step_side_by_side(layer):
+    """The same with both views in one tensor."""
+
+    @tf.function
+    def step(x, g):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            p = layer(x, training=True)
+        return p, tape.gradient(p, x, g)
+
+    return step
+
+
 def median_time(function, repeats):
     function()
     times = []
@@ -145,15 +158,7 @@ def growth(d, repeats):
     """The part of the time that grows with n, against the two products X^T X and X M alone."""
     times = {"layer": [], "products": []}
     sizes = (32_000, 256_000)
-    layer = ProxCCA(lam=10.0, epsilon=EPSILON)
-
-    @tf.function
-    def step(x, g):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            p = layer(x, training=True)
-        return p, tape.gradient(p, x, g)
-
+    step = step_side_by_side(ProxCCA(lam=10.0, epsilon=EPSILON))
     for n in sizes:
         side = tf.constant(np.concatenate(views(n, d, d), 1))
         g = tf.random.stateless_normal(side.shape, (0, 1))
@@ -176,15 +181,7 @@ def growth(d, repeats):
 def peak_memory(n, d):
     """Runs in a process of its own (Linux): peak resident memory of a step above the inputs."""
     arrays = [tf.zeros((n, 2 * d)) + tf.range(2.0 * d), tf.ones((n, 2 * d))]
-    layer = ProxCCA(lam=10.0, epsilon=EPSILON)
-
-    @tf.function
-    def step(x, g):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            p = layer(x, training=True)
-        return p, tape.gradient(p, x, g)
-
+    step = step_side_by_side(ProxCCA(lam=10.0, epsilon=EPSILON))
     step(*(a[:5000] for a in arrays))
     ctypes.CDLL(None).malloc_trim(0)  # what is free must not hide what the step needs
     with open("/proc/self/clear_refs", "w") as file:

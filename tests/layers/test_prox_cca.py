@@ -409,7 +409,12 @@ def test_embedding_masks_on_both_views_train():
     rng = np.random.default_rng(5)
     tokens = [rng.integers(0, 9, size=(8, 5)) for _ in range(2)]
     inputs = [keras.Input((5,), dtype="int32") for _ in range(2)]
-    embeddings = [keras.layers.Embedding(9, d, mask_zero=True) for d in (3, 4)]
+    embeddings = [
+        keras.layers.Embedding(
+            9, d, keras.initializers.RandomNormal(stddev=1.0, seed=d), mask_zero=True
+        )
+        for d in (3, 4)
+    ]
     embedded = [e(x) for e, x in zip(embeddings, inputs, strict=True)]
     outputs = layer_of(lam=0.5)(embedded)
     model = keras.Model(inputs, outputs)

@@ -109,7 +109,7 @@ def reduce_gram(
         unused=unused,
         turn=turn,
         c=1.0 / tf.maximum(count - 1.0, 1.0),
-        t=count / lam,
+        t=tf.maximum(count, 1.0) / lam,
     )
 
 

@@ -57,11 +57,12 @@ def _conjugate_gradient(correlation, hessian, rhs, tolerance, radius=None):
     )
 
 
-def _retract(correlation, hessian, v):
+def _retract(correlation, hessian, spectrum, v):
     """V' with the second-order term that keeps the rank that W + V has at correlation one.
 
     As the correlations approach one the columns W v_j, v_j = (a_j, -b_j), vanish; to second order
-    what the step adds to them along the W u_i must follow the step of the W u_i.
+    what the step adds to them along the W u_i must follow the step of the W u_i. Far from one,
+    where this says nothing, sigma_j^4 fades it out.
     """
     if correlation.objective != "cca":
         return v
@@ -72,6 +73,7 @@ def _retract(correlation, hessian, v):
     )
     shift = tf.math.divide_no_nan(shift, size)
     shift = tf.matmul(shift, tf.matmul(hessian.common, v[:, -pairs:], transpose_a=True))
+    shift *= spectrum.values[-pairs:] ** 4
     return v + tf.pad(shift, [[0, 0], [correlation.width - pairs, 0]])
 
 
@@ -122,7 +124,7 @@ def _propose(correlation, reduction, state, inverses):
     hessian = hessian_at(correlation, reduction, point, inverses)
     forcing = tf.minimum(tf.sqrt(point.residual), 0.1)
     found = _conjugate_gradient(correlation, hessian, -point.slope, forcing, state.radius)
-    v = _retract(correlation, hessian, found.solution)
+    v = _retract(correlation, hessian, point.spectrum, found.solution)
     w = point.w + tf.matmul(v, point.spectrum.inverse)
     w -= tf.matmul(w, reduction.unused)
     predicted = found.reduction[0, 0] / reduction.t

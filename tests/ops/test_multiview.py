@@ -167,6 +167,21 @@ def test_residual_reaches_the_tolerance(lam, k):
     assert found.converged and found.residual <= 1e-8
 
 
+def test_small_features_with_few_distinct_rows():
+    # What an embedding gives at the start of training: the ridge is as large as the variance.
+    tokens = np.random.default_rng(5).integers(0, 9, size=(2, 40))
+    solve = tf.function(
+        lambda x: multiview_prox(x, 0.5, Correlation((3, 4), 3), jit=False), autograph=False
+    )
+    for seed in range(40, 70):
+        rng = np.random.default_rng(seed)
+        table = [rng.uniform(-0.05, 0.05, size=(9, d)) for d in (3, 4)]
+        x = np.concatenate([table[0][tokens[0]], table[1][tokens[1]]], 1)
+        found = solve(tf.constant(x))
+        assert found.converged, seed
+        assert found.correlation_after > found.correlation_before
+
+
 # --- the gradient ---------------------------------------------------------------------------------
 
 
@@ -378,6 +393,8 @@ def test_mask_equals_leaving_the_rows_out():
     output, gradient = prox_and_gradient(x, cotangent, correlation, 1.0, valid=tf.zeros_like(mask))
     np.testing.assert_array_equal(output, x)
     np.testing.assert_array_equal(gradient, cotangent)
+    nothing = prox(x, correlation, 1.0, valid=tf.zeros_like(mask))
+    assert nothing.converged and nothing.correlation_before == nothing.correlation_after == 0.0
 
 
 @pytest.mark.parametrize("jit", [True, False])

@@ -212,7 +212,8 @@ def metrics_at(correlation: Correlation, reduction: Reduction, point: Point) -> 
     M with the negative part of t Gam' dropped comes first. With correlations near one, dGam
     takes back the large part 2 c t (1 + sigma) of M on v_j = (a_j, -b_j), but only for the rows
     of W U that both views share, those of u_i = (a_i, b_i): the second matrix (for "cca") is M
-    without it, for those rows.
+    without t Gam', for those rows. It is the smaller one, so that what its inverse adds is
+    positive semidefinite.
     """
     gamma = gamma_of(correlation, reduction, point.spectrum)
     if correlation.objective == "gcca":
@@ -220,10 +221,8 @@ def metrics_at(correlation: Correlation, reduction: Reduction, point: Point) -> 
         dropped = tf.matmul(vectors * tf.minimum(values, 0.0), vectors, transpose_b=True)
         return (point.metric - dropped)[None]
     diagonal = tf.linalg.diag_part(gamma)
-    sigma = point.spectrum.selected * point.spectrum.values
-    shared = reduction.c * reduction.t * sigma * (1.0 - sigma)
-    change = tf.stack([tf.maximum(diagonal, 0.0), shared]) - diagonal
-    return point.metric + tf.linalg.diag(change)
+    kept = tf.stack([tf.maximum(diagonal, 0.0), tf.zeros_like(diagonal)])
+    return point.metric + tf.linalg.diag(kept - diagonal)
 
 
 class Hessian(NamedTuple):

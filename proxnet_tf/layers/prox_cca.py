@@ -211,7 +211,8 @@ class ProxCCA(_MultiviewProx):
             default) is min(d1, d2).
         lam: weight of the displacement, > 0. It is kept as the scalar non-trainable weight
             `layer.lam`, read at every call: drive it with `LambdaSchedule` or
-            `layer.lam.assign(...)`. Large values leave the views alone.
+            `layer.lam.assign(...)`, and keep it > 0. Large values leave the views alone, small
+            ones move them far.
         epsilon: ridge eps >= 0 on each view's covariance.
         solver: "newton" (default) or "lbfgs" (TensorFlow Probability's, falling back to Newton).
         gradient: "implicit" (default, exact) or "finite_difference" (the paper's, after Domke).
@@ -224,7 +225,7 @@ class ProxCCA(_MultiviewProx):
         monitor: whether to report `correlation_before`, `correlation`, `residual` and
             `iterations` as metrics of the layer (means over the epoch's batches; `residual`
             above `tolerance` tells that `max_iterations` was too small). When nothing is solved
-            the last two are 0.
+            the last two are 0. The names are fixed: monitor one layer of a model.
         split: (d1, d2) when the views come side by side in one tensor; halves by default.
         jit_solver: whether XLA compiles the solver's inner loop (where XLA is available). The
             results are equal up to the tolerance.
@@ -321,7 +322,8 @@ class ProxGCCA(_MultiviewProx):
             mu <= 1e-9 take no part.
         lam, epsilon, solver, gradient, inference, momentum, max_iterations, tolerance, monitor,
         jit_solver: as for `ProxCCA`; the monitored correlation is the sum of the k values mu.
-        split: widths of the views when they come side by side in one tensor; halves by default.
+        split: widths of the views when they come side by side in one tensor; two halves by
+            default.
 
     Call arguments and output: as for `ProxCCA`, with any number of views >= 2.
 

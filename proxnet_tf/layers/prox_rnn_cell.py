@@ -106,14 +106,16 @@ class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, va
         **kwargs,
     ):
         super().__init__(**kwargs)
-        if not isinstance(cell, keras.layers.Layer) or not hasattr(cell, "state_size"):
+        is_cell = isinstance(cell, keras.layers.Layer) and not isinstance(cell, keras.layers.RNN)
+        if not is_cell or not hasattr(cell, "state_size"):
             raise ValueError(
                 "`cell` must be a Keras layer with a `state_size`, such as "
                 f"`keras.layers.GRUCell(16)`. Received: cell={cell!r}"
             )
         state_size = cell.state_size
         sizes = list(state_size) if isinstance(state_size, (list, tuple)) else [state_size]
-        if not all(isinstance(size, int) for size in sizes):
+        stacked = isinstance(cell, keras.layers.StackedRNNCells)
+        if stacked or not all(isinstance(size, int) for size in sizes):
             raise ValueError(
                 "The states of `cell` must be vectors, not nested. Wrap the cells one by one and "
                 f"stack the wrappers. Received: cell.state_size={cell.state_size}"

@@ -69,7 +69,7 @@ def view_sizes(
         if len(shapes) < 2 or (max_views and len(shapes) > max_views):
             raise ValueError(f"{how}. Received {len(shapes)} of the shapes {shapes}.")
         if len({len(s) for s in shapes}) > 1 or len(shapes[0]) not in (2, 3):
-            raise ValueError(f"{how}, all of one rank. Received the shapes {shapes}.")
+            raise ValueError(f"{how}, all of the rank 2 or all of 3. Received: {shapes}.")
         for axis, what in ((0, "batch size"), (1, "number of time steps")):
             known = {s[axis] for s in shapes if axis < len(s) - 1 and s[axis] is not None}
             if len(known) > 1:

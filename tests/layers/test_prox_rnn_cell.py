@@ -303,3 +303,18 @@ def test_bad_arguments():
         ProxRNNCell(CountingCell(3), state_index=0, output_prox=True)
     with pytest.raises(ValueError, match="must be \\(batch, input_dim\\)"):
         ProxRNNCell(keras.layers.GRUCell(3)).build((None, 4, 4, 1))
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: keras.layers.GRU(8), "must be a Keras layer with a `state_size`"),
+        (
+            lambda: keras.layers.StackedRNNCells([keras.layers.GRUCell(8)]),
+            "not nested. Wrap the cells one by one",
+        ),
+    ],
+)
+def test_layers_and_stacks_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        ProxRNNCell(make())

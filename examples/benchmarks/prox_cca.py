@@ -72,21 +72,7 @@ def published_backward(h, g, d, lam):
 
 
 def step_of(layer):
-    """Forward and backward of the layer, as a training step runs them."""
-
-    @tf.function
-    def step(x, y, gx, gy):
-        with tf.GradientTape() as tape:
-            tape.watch([x, y])
-            p, q = layer([x, y], training=True)
-        of_x, of_y = tape.gradient([p, q], [x, y], [gx, gy])
-        return p, q, of_x, of_y
-
-    return step
-
-
-def step_side_by_side(layer):
-    """The same with both views in one tensor."""
+    """Forward and backward of the layer, as a training step runs them, views side by side."""
 
     @tf.function
     def step(x, g):
@@ -117,21 +103,18 @@ def error(value, reference):
 
 
 def compare(n, d, lams, signal, repeats):
-    x, y = views(n, d, signal)
-    rng = np.random.default_rng(1)
-    gx, gy = (rng.normal(size=(n, d)).astype("float32") for _ in range(2))
-    h, g = side_by_side(x, y), side_by_side(gx, gy)
+    h = side_by_side(*views(n, d, signal))
+    g = np.random.default_rng(1).normal(size=h.shape).astype("float32").astype("float64")
     ratios = []
     for lam in lams:
         step = step_of(ProxCCA(lam=lam, epsilon=EPSILON))
-        single = [tf.constant(v) for v in (x, y, gx, gy)]
+        single = [tf.constant(v, tf.float32) for v in (h, g)]
         ours = median_time(lambda step=step, a=single: step(*a), max(repeats, 7))
-        _, _, *gradient = step(*single)
+        _, gradient = step(*single)
         exact = step_of(ProxCCA(lam=lam, epsilon=EPSILON, tolerance=1e-12, dtype="float64"))
-        double = [tf.constant(v, tf.float64) for v in (x, y, gx, gy)]
-        p, q, *reference = exact(*double)
+        p, reference = (t.numpy() for t in exact(*(tf.constant(v) for v in (h, g))))
         layer = ProxCCA(lam=lam, epsilon=EPSILON, monitor=True)
-        layer(single[:2], training=True)
+        layer(single[0], training=True)
         logs = {m.name: float(m.result()) for m in layer.metrics}
         theirs = {}
 
@@ -140,13 +123,12 @@ def compare(n, d, lams, signal, repeats):
             theirs["g"] = published_backward(h, g, d, lam)
 
         their_time = median_time(published, 3 if n < 1000 else 1)
-        reference = side_by_side(*reference)
         ratios.append(their_time / ours)
         print(
             f"{n:7d} {d:3d} {signal:6d} {lam:6g} {1e3 * ours:9.2f} {1e3 * their_time:10.1f} "
             f"{ratios[-1]:7.1f} {logs['iterations']:5.0f} {logs['residual']:9.1e} "
-            f"{error(side_by_side(*gradient), reference):9.1e} "
-            f"{error(theirs['p'], side_by_side(p, q)):9.1e} {error(theirs['g'], reference):9.1e}",
+            f"{error(gradient.numpy(), reference):9.1e} "
+            f"{error(theirs['p'], p):9.1e} {error(theirs['g'], reference):9.1e}",
             flush=True,
         )
     print(
@@ -158,7 +140,7 @@ def growth(d, repeats):
     """The part of the time that grows with n, against the two products X^T X and X M alone."""
     times = {"layer": [], "products": []}
     sizes = (32_000, 256_000)
-    step = step_side_by_side(ProxCCA(lam=10.0, epsilon=EPSILON))
+    step = step_of(ProxCCA(lam=10.0, epsilon=EPSILON))
     for n in sizes:
         side = tf.constant(np.concatenate(views(n, d, d), 1))
         g = tf.random.stateless_normal(side.shape, (0, 1))
@@ -181,7 +163,7 @@ def growth(d, repeats):
 def peak_memory(n, d):
     """Runs in a process of its own (Linux): peak resident memory of a step above the inputs."""
     arrays = [tf.zeros((n, 2 * d)) + tf.range(2.0 * d), tf.ones((n, 2 * d))]
-    step = step_side_by_side(ProxCCA(lam=10.0, epsilon=EPSILON))
+    step = step_of(ProxCCA(lam=10.0, epsilon=EPSILON))
     step(*(a[:5000] for a in arrays))
     ctypes.CDLL(None).malloc_trim(0)  # what is free must not hide what the step needs
     with open("/proc/self/clear_refs", "w") as file:
@@ -198,13 +180,15 @@ def peak_memory(n, d):
 
 
 def import_time(repeats):
-    base, ours = [], []
-    for _ in range(repeats):
-        for code, times in (("", base), ("; import proxnet_tf", ours)):
-            start = time.perf_counter()
-            subprocess.run([sys.executable, "-c", f"import tensorflow, keras{code}"], check=True)
-            times.append(time.perf_counter() - start)
-    return float(np.median(np.array(ours) - np.array(base)))
+    code = (
+        "import time, tensorflow, keras; start = time.perf_counter(); import proxnet_tf; "
+        "print(time.perf_counter() - start)"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        for _ in range(repeats)
+    ]
+    return float(np.median([float(run.stdout) for run in runs]))
 
 
 def main():

@@ -33,7 +33,7 @@ def test_few_labels_weight_the_labelled_rows_only():
 
 
 def test_the_example_runs_and_reloads_what_it_saved(tmp_path, capsys):
-    arguments = ["--epochs", "2", "--seeds", "0", "--components", "3", "--hidden", "16"]
+    arguments = ["--epochs", "12", "--seeds", "0", "--components", "3", "--hidden", "32"]
     results = multiview_digits.main([*arguments, "--output", str(tmp_path)])
     for name in ("multiview_digits.png", "model.keras", "saved_model"):
         assert (tmp_path / name).exists()
@@ -42,7 +42,7 @@ def test_the_example_runs_and_reloads_what_it_saved(tmp_path, capsys):
     assert vanilla["after"] == vanilla["before"]
     assert sum(prox["after"]) > 1.2 * sum(prox["before"])
     for one in (vanilla, prox):
-        assert one["error"] < 85.0  # chance is 90
+        assert one["error"] < 60.0  # chance is 90
 
 
 @pytest.mark.slow

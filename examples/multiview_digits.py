@@ -206,7 +206,7 @@ def fit(model, method, data, settings, options, title=""):
         labels,
         sample_weight=weights,
         validation_data=data["valid"][:2],
-        validation_freq=1 if title else 5,
+        validation_freq=1 if title else min(5, options.epochs),
         callbacks=callbacks,
         **schedule,
     ).history

@@ -249,6 +249,10 @@ def _split(model, layer):
         )
     try:
         back = keras.Model(points, outputs[0])
+        given = {id(part) for part in points}
+        sources = [t for t in tf.nest.flatten(model.inputs) if id(t) not in given]
+        if any(t._keras_history.operation in back.operations for t in sources):
+            raise ValueError("an input of the model reaches its output past the layer")
     except ValueError as error:
         raise ValueError(
             "Everything between the model's inputs and its output must pass through the input of "

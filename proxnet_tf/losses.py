@@ -12,12 +12,7 @@ from proxnet_tf.ops.spectral import Correlation
 
 
 def _cca(sizes, num_components, epsilon):
-    if num_components is not None and num_components > min(sizes):
-        raise ValueError(
-            f"`num_components` must be at most min(d1, d2) = {min(sizes)} for views of the "
-            f"widths {sizes}. Received: num_components={num_components}"
-        )
-    return Correlation(sizes, num_components or min(sizes), epsilon)
+    return Correlation(sizes, views.cca_components(num_components, sizes), epsilon)
 
 
 def _sizes_of(inputs, split, name):

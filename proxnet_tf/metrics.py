@@ -59,12 +59,7 @@ class CanonicalCorrelation(keras.metrics.Metric):
         self._correlation: Correlation | None = None
 
     def _build(self, sizes):
-        k = self.num_components or min(sizes)
-        if k > min(sizes):
-            raise ValueError(
-                f"`num_components` must be at most min(d1, d2) = {min(sizes)} for views of the "
-                f"widths {sizes}. Received: num_components={k}"
-            )
+        k = views.cca_components(self.num_components, sizes)
         self._correlation = Correlation(sizes, k, self.epsilon)
         width = sum(sizes)
         options = dict(initializer="zeros", dtype="float64")

@@ -288,14 +288,7 @@ class ProxCCA(_MultiviewProx):
         )
 
     def _components(self, sizes):
-        if self.num_components is None:
-            return min(sizes)
-        if self.num_components > min(sizes):
-            raise ValueError(
-                f"`num_components` must be at most min(d1, d2) = {min(sizes)} for views of the "
-                f"widths {sizes}. Received: num_components={self.num_components}"
-            )
-        return self.num_components
+        return views.cca_components(self.num_components, sizes)
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")

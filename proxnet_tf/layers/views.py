@@ -105,6 +105,18 @@ def view_sizes(
     return split
 
 
+def cca_components(num_components: int | None, sizes: tuple[int, ...]) -> int:
+    """k for two views of the widths `sizes`: min(d1, d2) for None; a `ValueError` above that."""
+    if num_components is None:
+        return min(sizes)
+    if num_components > min(sizes):
+        raise ValueError(
+            f"`num_components` must be at most min(d1, d2) = {min(sizes)} for views of the "
+            f"widths {sizes}. Received: num_components={num_components}"
+        )
+    return num_components
+
+
 def check_dtypes(inputs: Any, name: str) -> None:
     """Refuses ragged, sparse and integer views with a `ValueError`."""
     for x in inputs if is_list(inputs) else [inputs]:

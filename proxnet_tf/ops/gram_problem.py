@@ -12,8 +12,8 @@ by descent from W = R, each view staying in its own row space. Its Hessian (time
 
     H V = V (I + t Gam) + t W dGam[c (V^T W + W^T V)].
 
-Gradient and Hessian are kept in the eigenbasis U of (2), on V' = V U: there I + t Gam becomes
-M = U^-1 U^-T + t Gam' and dGam acts entry by entry.
+Gradient and Hessian are kept in the basis T of `spectral`, on V' = V T: there I + t Gam becomes
+M = T^-1 T^-T + t Gam', and dGam acts entry by entry between eigenvectors.
 
 References: Li, Ma, Zhang (2020), equation (8) and the appendix on multiview learning. The
 reduction to D x D and the preconditioner go beyond the paper.
@@ -58,16 +58,16 @@ class Point(NamedTuple):
     Attributes:
         w: W, `[D, D]`.
         spectrum: of (2) at S = c W^T W.
-        wu: W U.
-        metric: M = U^-1 (I + t Gam) U^-T, made stiff outside the row spaces.
-        slope: F(W) U^-T.
+        wt: W T.
+        metric: M = T^-1 (I + t Gam) T^-T, made stiff outside the row spaces.
+        slope: F(W) T^-T.
         objective: ||W - R||^2 / (2 t) + L, scalar; NaN where (2) could not be solved.
         residual: ||F(W)||_F / ||R||_F, scalar.
     """
 
     w: tf.Tensor
     spectrum: Spectrum
-    wu: tf.Tensor
+    wt: tf.Tensor
     metric: tf.Tensor
     slope: tf.Tensor
     objective: tf.Tensor
@@ -172,13 +172,13 @@ def point_at(
     spectrum = spectral.assemble(correlation, factors)
     gamma = gamma_of(correlation, reduction, spectrum)
     moved = w - reduction.root
-    wu = tf.matmul(w, spectrum.vectors)
-    # (4): F U^-T = (W - R) U^-T + t W U Gam', for U^-1 Gam U^-T = Gam'.
+    wt = tf.matmul(w, spectrum.basis)
+    # (4): F T^-T = (W - R) T^-T + t W T Gam', for T^-1 Gam T^-T = Gam'.
     if correlation.objective == "cca":
-        pull = wu * tf.linalg.diag_part(gamma)
+        pull = wt * tf.linalg.diag_part(gamma)
     else:
-        pull = tf.matmul(wu, gamma)
-    residual = tf.norm(moved + tf.matmul(pull, spectrum.vectors, transpose_b=True))
+        pull = tf.matmul(wt, gamma)
+    residual = tf.norm(moved + tf.matmul(pull, spectrum.basis, transpose_b=True))
     objective = tf.reduce_sum(moved**2) / (2.0 * reduction.t)
     # Outside the row spaces, where L may be concave, H is made stiff: rounding cannot leave them.
     stiff = tf.eye(correlation.width, dtype=w.dtype)
@@ -186,7 +186,7 @@ def point_at(
     return Point(
         w=w,
         spectrum=spectrum,
-        wu=wu,
+        wt=wt,
         metric=tf.matmul(tf.matmul(spectrum.inverse, stiff), spectrum.inverse, transpose_b=True)
         + gamma,
         slope=tf.matmul(moved, spectrum.inverse, transpose_b=True) + pull,
@@ -202,53 +202,65 @@ def evaluate(correlation: Correlation, reduction: Reduction, w: tf.Tensor) -> Po
 
 
 def gamma_of(correlation: Correlation, reduction: Reduction, spectrum: Spectrum) -> tf.Tensor:
-    """t Gam in the eigenbasis."""
+    """t Gam in the basis T."""
     return 2.0 * reduction.c * reduction.t * spectral.gamma(correlation, spectrum)
 
 
 def metrics_at(correlation: Correlation, reduction: Reduction, point: Point) -> tf.Tensor:
-    """Symmetric positive definite matrices whose inverses precondition H, `[1 or 2, D, D]`.
+    """Two symmetric matrices, `[2, D, D]`, behind the preconditioner of H; see `inverses_of`.
 
-    M with the negative part of t Gam' dropped comes first. With correlations near one, dGam
-    takes back the large part 2 c t (1 + sigma) of M on v_j = (a_j, -b_j), but only for the rows
-    of W U that both views share, those of u_i = (a_i, b_i): the second matrix (for "cca") is M
-    without t Gam', for those rows. It is the smaller one, so that what its inverse adds is
-    positive semidefinite.
+    The first is M. L does not change when a view is multiplied by a matrix, P_j -> P_j A_j (but
+    for the ridge): along W blockdiag(A) dGam takes back what t Gam' has in M. The second matrix,
+    for these directions, is M without t Gam'. For "cca" the negative part of t Gam' is dropped
+    from the first.
     """
     gamma = gamma_of(correlation, reduction, point.spectrum)
     if correlation.objective == "gcca":
-        values, vectors = tf.linalg.eigh(gamma)
-        dropped = tf.matmul(vectors * tf.minimum(values, 0.0), vectors, transpose_b=True)
-        return (point.metric - dropped)[None]
+        return tf.stack([point.metric, point.metric - gamma])
     diagonal = tf.linalg.diag_part(gamma)
     kept = tf.stack([tf.maximum(diagonal, 0.0), tf.zeros_like(diagonal)])
     return point.metric + tf.linalg.diag(kept - diagonal)
 
 
+def inverses_of(correlation: Correlation, metrics: tf.Tensor) -> tf.Tensor:
+    """Inverses of `metrics_at`, the first without the negative part of t Gam', `[2, D, D]`.
+
+    The second metric is the smaller one: what its inverse adds is positive semidefinite.
+    """
+    if correlation.objective == "gcca":
+        first, second = tf.unstack(metrics)
+        values, vectors = tf.linalg.eigh(first - second)
+        dropped = tf.matmul(vectors * tf.minimum(values, 0.0), vectors, transpose_b=True)
+        metrics = tf.stack([first - dropped, second])
+    return tf.linalg.inv(metrics)
+
+
 class Hessian(NamedTuple):
-    """H of (4) on V' = V U, with its preconditioner.
+    """H of (4) on V' = V T, with its preconditioner.
 
     Attributes:
-        wu: W U.
-        metric: M = U^-1 (I + t Gam) U^-T.
+        wt: W T.
+        metric: M = T^-1 (I + t Gam) T^-T.
         rotation: Q of the spectrum.
         differences: divided differences of the spectrum.
         c: 1 / (n - 1).
         scale: 2 c t.
         inverse: inverse of the first matrix of `metrics_at`.
-        common: for "cca" the directions Th of W u_1 .. W u_m (unit columns, zero beyond k).
-        correction: what the second inverse adds on the span of `common`.
+        common: per column slice of V', the directions that `correction` acts on. For "cca" one:
+            what the views share, W u_i (unit columns, zero beyond k), on all columns. For "gcca"
+            one a view: W T of that view (c^(1/2) W_j L_j^-T is orthonormal up to the ridge).
+        correction: per slice, what the second inverse adds there.
     """
 
-    wu: tf.Tensor
+    wt: tf.Tensor
     metric: tf.Tensor
     rotation: tf.Tensor
     differences: spectral.Differences
     c: tf.Tensor
     scale: tf.Tensor
     inverse: tf.Tensor
-    common: tf.Tensor | None
-    correction: tf.Tensor | None
+    common: list[tf.Tensor]
+    correction: list[tf.Tensor]
 
 
 def hessian_at(
@@ -256,15 +268,20 @@ def hessian_at(
 ) -> Hessian:
     """The Hessian of (4) at `point`, preconditioned by the inverses of `metrics_at`."""
     spectrum = point.spectrum
-    common = correction = None
+    added = inverses[1] - inverses[0]
     if correlation.objective == "cca":
         pairs = min(correlation.sizes)
-        leading = point.wu[:, :pairs]
+        leading = point.wt[:, :pairs]
         size = tf.norm(leading, axis=0)
-        common = leading * tf.math.divide_no_nan(spectrum.selected[:pairs], size)
-        correction = inverses[1] - inverses[0]
+        common = [leading * tf.math.divide_no_nan(spectrum.selected[:pairs], size)]
+        correction = [added]
+    else:
+        sizes = correlation.sizes
+        common = tf.split(tf.sqrt(reduction.c) * point.wt, sizes, axis=1)
+        rows = tf.split(added, sizes, axis=0)
+        correction = [tf.split(row, sizes, axis=1)[j] for j, row in enumerate(rows)]
     return Hessian(
-        wu=point.wu,
+        wt=point.wt,
         metric=point.metric,
         rotation=spectrum.rotation,
         differences=spectral.divided_differences(spectrum),
@@ -277,18 +294,21 @@ def hessian_at(
 
 
 def hessian_product(correlation: Correlation, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
-    """(H V) U^-T for `v` = V U."""
-    change = hessian.c * tf.matmul(hessian.wu, v, transpose_a=True)
+    """(H V) T^-T for `v` = V T."""
+    change = hessian.c * tf.matmul(hessian.wt, v, transpose_a=True)
     dgamma = spectral.gamma_differential(
         correlation, hessian.rotation, hessian.differences, change + tf.transpose(change)
     )
-    return tf.matmul(v, hessian.metric) + hessian.scale * tf.matmul(hessian.wu, dgamma)
+    return tf.matmul(v, hessian.metric) + hessian.scale * tf.matmul(hessian.wt, dgamma)
 
 
 def precondition(hessian: Hessian, r: tf.Tensor) -> tf.Tensor:
-    """Approximately H^-1 R, from R U^-T to V U: symmetric and positive definite."""
-    z = tf.matmul(r, hessian.inverse)
-    if hessian.common is not None:
-        inside = tf.matmul(hessian.common, r, transpose_a=True)
-        z += tf.matmul(hessian.common, tf.matmul(inside, hessian.correction))
-    return z
+    """Approximately H^-1 R, from R T^-T to V T: symmetric and positive definite."""
+    columns = tf.split(r, [c.shape[1] for c in hessian.correction], axis=1)
+    parts = [
+        tf.matmul(common, tf.matmul(tf.matmul(common, part, transpose_a=True), correction))
+        for common, part, correction in zip(
+            hessian.common, columns, hessian.correction, strict=True
+        )
+    ]
+    return tf.matmul(r, hessian.inverse) + tf.concat(parts, 1)

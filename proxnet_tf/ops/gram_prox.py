@@ -19,6 +19,7 @@ from proxnet_tf.ops.gram_problem import (
     gamma_of,
     hessian_at,
     hessian_product,
+    inverses_of,
     metrics_at,
     point_at,
     precondition,
@@ -58,21 +59,28 @@ def _conjugate_gradient(correlation, hessian, rhs, tolerance, radius=None):
 
 
 def _retract(correlation, hessian, spectrum, v):
-    """V' with the second-order term that keeps the rank that W + V has at correlation one.
+    """V' with a second-order term that follows the curved valley of small ||F||.
 
-    As the correlations approach one the columns W v_j, v_j = (a_j, -b_j), vanish; to second order
-    what the step adds to them along the W u_i must follow the step of the W u_i. Far from one,
-    where this says nothing, sigma_j^4 fades it out.
+    L does not change when a view is multiplied by a matrix. What of the step is such a product,
+    W_j A_j, and the rest V_j combine as (W_j + V_j)(I + A_j), which adds V_j A_j ("gcca").
+
+    For "cca" in the eigenbasis: as the correlations approach one the W v_j, v_j = (a_j, -b_j),
+    vanish, and what the step adds to them along the W u_i must follow the step of the W u_i. Far
+    from one, where this says nothing, sigma_j^4 fades it out.
     """
-    if correlation.objective != "cca":
-        return v
+    if correlation.objective == "gcca":
+        parts = []
+        for w, part in zip(hessian.common, tf.split(v, correlation.sizes, axis=1), strict=True):
+            inner = tf.matmul(w, part, transpose_a=True)
+            rest = part - tf.matmul(w, inner)
+            parts.append(part + tf.sqrt(hessian.c) * tf.matmul(rest, inner))
+        return tf.concat(parts, 1)
     pairs = min(correlation.sizes)
-    size = tf.norm(hessian.wu[:, :pairs], axis=0)
-    shift = v[:, :pairs] - tf.matmul(
-        hessian.common, tf.matmul(hessian.common, v[:, :pairs], transpose_a=True)
-    )
+    size = tf.norm(hessian.wt[:, :pairs], axis=0)
+    common = hessian.common[0]
+    shift = v[:, :pairs] - tf.matmul(common, tf.matmul(common, v[:, :pairs], transpose_a=True))
     shift = tf.math.divide_no_nan(shift, size)
-    shift = tf.matmul(shift, tf.matmul(hessian.common, v[:, -pairs:], transpose_a=True))
+    shift = tf.matmul(shift, tf.matmul(common, v[:, -pairs:], transpose_a=True))
     shift *= spectrum.values[-pairs:] ** 4
     return v + tf.pad(shift, [[0, 0], [correlation.width - pairs, 0]])
 
@@ -90,7 +98,7 @@ class _State(NamedTuple):
 
 def _pack(state):
     point, spectrum = state.point, state.point.spectrum
-    matrices = [point.w, *spectrum[1:4], point.wu, point.metric, point.slope]
+    matrices = [point.w, *spectrum[1:4], point.wt, point.metric, point.slope]
     scalars = [point.objective, point.residual, state.radius, state.stalled]
     return (
         tf.concat([tf.stack(matrices), state.metrics], 0),
@@ -99,11 +107,11 @@ def _pack(state):
 
 
 def _unpack(matrices, vector):
-    w, vectors, inverse, rotation, wu, metric, slope = tf.unstack(matrices[:7])
+    w, basis, inverse, rotation, wt, metric, slope = tf.unstack(matrices[:7])
     values, selected, scalars = tf.split(vector, [w.shape[0], w.shape[0], 4])
     objective, residual, radius, stalled = tf.unstack(scalars)
-    spectrum = Spectrum(values, vectors, inverse, rotation, selected)
-    point = Point(w, spectrum, wu, metric, slope, objective, residual)
+    spectrum = Spectrum(values, basis, inverse, rotation, selected)
+    point = Point(w, spectrum, wt, metric, slope, objective, residual)
     return _State(point, matrices[7:], radius, stalled)
 
 
@@ -117,12 +125,14 @@ def _unpack_reduction(matrices, vector):
     return Reduction(root=root, pinv=None, unused=unused, turn=None, c=c, t=t)
 
 
-def _propose(correlation, reduction, state, inverses):
+def _propose(correlation, reduction, state, inverses, tolerance):
     """A step of Steihaug's method: the stack [W, S] at its end; its promise and its length."""
     reduction, state = _unpack_reduction(*reduction), _unpack(*state)
     point = state.point
     hessian = hessian_at(correlation, reduction, point, inverses)
-    forcing = tf.minimum(tf.sqrt(point.residual), 0.1)
+    # Superlinear, but no more exact than the last step needs.
+    enough = tf.minimum(0.2 * tf.math.divide_no_nan(tolerance, point.residual), 0.1)
+    forcing = tf.clip_by_value(tf.sqrt(point.residual), enough, 0.1)
     found = _conjugate_gradient(correlation, hessian, -point.slope, forcing, state.radius)
     v = _retract(correlation, hessian, point.spectrum, found.solution)
     w = point.w + tf.matmul(v, point.spectrum.inverse)
@@ -161,15 +171,9 @@ def _accept(correlation, reduction, state, trial, factors):
 
 
 @functools.lru_cache(maxsize=512)
-def _compiled(function, correlation, jit):
-    return tf.function(functools.partial(function, correlation), jit_compile=jit, autograph=False)
-
-
 def _compile(function, correlation, jit):
-    """`function` of `correlation`, compiled by XLA where asked and where it is all products."""
-    if correlation.objective == "gcca" and function not in (_propose, _hessian_solve):
-        jit = False  # `metrics_at` has an eigh
-    return _compiled(function, correlation, jit)
+    """`function` of `correlation`, compiled by XLA where asked."""
+    return tf.function(functools.partial(function, correlation), jit_compile=jit, autograph=False)
 
 
 def _newton(correlation, reduction, tolerance, max_iterations, jit):
@@ -189,7 +193,8 @@ def _newton(correlation, reduction, tolerance, max_iterations, jit):
 
     def step(iteration, matrices, vector):
         state = matrices, vector
-        trial = propose(data, state, tf.linalg.inv(matrices[7:]))
+        inverses = inverses_of(correlation, matrices[7:])
+        trial = propose(data, state, inverses, tf.cast(tolerance, vector.dtype))
         return iteration + 1, *accept(data, state, trial, factors_of(trial[0][1]))
 
     first = start(data, factors_of(covariance_of(reduction, reduction.root)))
@@ -209,7 +214,7 @@ def _lbfgs(correlation, reduction, tolerance, max_iterations):
         w = tf.reshape(flat, shape)
         w -= tf.matmul(w, reduction.unused)
         point = evaluate(correlation, reduction, w)
-        slope = tf.matmul(point.slope, point.spectrum.vectors, transpose_b=True)
+        slope = tf.matmul(point.slope, point.spectrum.basis, transpose_b=True)
         broken = ~tf.math.is_finite(point.objective)
         value = tf.where(broken, tf.cast(np.inf, w.dtype), reduction.t * point.objective)
         slope = tf.where(broken, tf.zeros_like(slope), slope)
@@ -285,7 +290,8 @@ def solve_hessian(
     """
     metrics = _compile(metrics_at, correlation, jit)(reduction, point)
     solve = _compile(_hessian_solve, correlation, jit)
-    return solve(reduction, point, tf.linalg.inv(metrics), rhs, tf.cast(tolerance, rhs.dtype))
+    inverses = inverses_of(correlation, metrics)
+    return solve(reduction, point, inverses, rhs, tf.cast(tolerance, rhs.dtype))
 
 
 def _hessian_solve(correlation, reduction, point, inverses, rhs, tolerance):
@@ -299,7 +305,7 @@ def _hessian_solve(correlation, reduction, point, inverses, rhs, tolerance):
 
 def shrinkage(correlation: Correlation, reduction: Reduction, point: Point) -> tf.Tensor:
     """(I + t Gam)^-1, `[D, D]`, symmetric."""
-    vectors = point.spectrum.vectors
-    slope = tf.matmul(vectors, gamma_of(correlation, reduction, point.spectrum))
-    slope = tf.matmul(slope, vectors, transpose_b=True)
+    basis = point.spectrum.basis
+    slope = tf.matmul(basis, gamma_of(correlation, reduction, point.spectrum))
+    slope = tf.matmul(slope, basis, transpose_b=True)
     return tf.linalg.inv(tf.eye(correlation.width, dtype=slope.dtype) + slope)

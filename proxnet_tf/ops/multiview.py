@@ -166,8 +166,8 @@ def correlation_loss(
         finite = tf.reduce_all(tf.math.is_finite(moments.gram))
         value = tf.where(finite, value, tf.cast(np.nan, value.dtype))
         slope = tf.matmul(
-            tf.matmul(spectrum.vectors, spectral.gamma(correlation, spectrum)),
-            spectrum.vectors,
+            tf.matmul(spectrum.basis, spectral.gamma(correlation, spectrum)),
+            spectrum.basis,
             transpose_b=True,
         )
         slope *= 2.0 / tf.maximum(moments.count - 1.0, 1.0)

@@ -10,10 +10,11 @@ the positive mu are the canonical correlations) or all blocks ("gcca"). The obje
 
     cca:  L(S) = - sum_{i<=k} mu_i,          gcca:  L(S) = J k - sum_{i<=k} mu_i.
 
-Everything is evaluated in the eigenbasis: a matrix X of the original coordinates that acts on
-covariances (S, dS) becomes U^T X U, one that acts on gradients becomes U^-1 X U^-T. In both, the
-mask B turns into the same symmetric projection `blocks`, and no formula divides by the gap of two
-eigenvalues on the same side of the cut k | k+1.
+Everything is evaluated in a basis T with T^T (B(S) + eps I) T = I: the eigenvectors U for "cca",
+L^-T for "gcca", with the Cholesky factor L of B(S) + eps I, where U = T Q. There a matrix X that
+acts on covariances (S, dS) becomes T^T X T, one that acts on gradients becomes T^-1 X T^-T. In
+both, the mask B turns into the same symmetric projection `blocks`, and no formula divides by the
+gap of two eigenvalues on the same side of the cut k | k+1.
 
 References: Li, Ma, Zhang (2020), equation (2) and the appendix on multiview learning; Andrew,
 Arora, Bilmes, Livescu (2013).
@@ -79,15 +80,14 @@ class Spectrum(NamedTuple):
 
     Attributes:
         values: mu, `[D]`. For "cca": sigma_1..sigma_m, zeros, -sigma_m..-sigma_1.
-        vectors: U, `[D, D]`, columns normalised by U^T (B + eps I) U = I.
-        inverse: U^-1.
-        rotation: for "gcca" the orthogonal Q in U = L^-T Q, L the Cholesky factor of B + eps I;
-            not used for "cca".
+        basis: T, `[D, D]`: the eigenvectors U for "cca", L^-T for "gcca".
+        inverse: T^-1.
+        rotation: for "gcca" the orthogonal Q in U = T Q; not used for "cca".
         selected: `[D]`, one for i <= k with mu_i > 1e-9, else zero.
     """
 
     values: tf.Tensor
-    vectors: tf.Tensor
+    basis: tf.Tensor
     inverse: tf.Tensor
     rotation: tf.Tensor
     selected: tf.Tensor
@@ -166,8 +166,7 @@ def assemble(correlation: Correlation, factors: Factors) -> Spectrum:
     """The spectrum of (2) from its factors; NaN values where the whitening was not finite."""
     factor, whiten, values, left, right, ok = factors
     if correlation.objective == "gcca":
-        vectors = tf.matmul(whiten, left, transpose_a=True)
-        inverse = tf.matmul(left, factor, transpose_a=True, transpose_b=True)
+        basis, inverse, rotation = tf.transpose(whiten), tf.transpose(factor), left
     else:
         if factor.shape.rank == 3:
             parts = list(zip(tf.unstack(factor), tf.unstack(whiten), (left, right), strict=True))
@@ -175,15 +174,14 @@ def assemble(correlation: Correlation, factors: Factors) -> Spectrum:
             views = slice(correlation.sizes[0]), slice(correlation.sizes[0], None)
             pairs = zip(views, (left, right), strict=True)
             parts = [(factor[s, s], whiten[s, s], rotation) for s, rotation in pairs]
-        vectors = _paired(*(tf.matmul(w, r, transpose_a=True) for _, w, r in parts))
+        basis = rotation = _paired(*(tf.matmul(w, r, transpose_a=True) for _, w, r in parts))
         inverse = tf.transpose(_paired(*(tf.matmul(f, r) for f, _, r in parts)))
         zeros = tf.zeros([correlation.width - 2 * min(correlation.sizes)], values.dtype)
         values = tf.concat([values, zeros, -values[::-1]], 0)
     values = tf.where(ok, values, tf.cast(np.nan, values.dtype))
     first = tf.constant(np.arange(correlation.width) < correlation.num_components)
     selected = tf.cast(first & (values > TINY), values.dtype)
-    rotation = left if correlation.objective == "gcca" else vectors
-    return Spectrum(values, vectors, inverse, rotation, selected)
+    return Spectrum(values, basis, inverse, rotation, selected)
 
 
 def decompose(
@@ -212,8 +210,8 @@ def objective(correlation: Correlation, spectrum: Spectrum) -> tf.Tensor:
     return correlation.constant - tf.reduce_sum(spectrum.selected * spectrum.values)
 
 
-def blocks(correlation: Correlation, rotation: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """The mask B in the eigenbasis, Q^T B(Q x Q^T) Q: symmetric, idempotent, its own adjoint."""
+def blocks(correlation: Correlation, x: tf.Tensor) -> tf.Tensor:
+    """The mask B in the basis T: symmetric, idempotent, its own adjoint."""
     if correlation.objective == "cca":
         partner, sign = correlation.partner
         if correlation.sizes[0] == correlation.sizes[1]:
@@ -222,14 +220,7 @@ def blocks(correlation: Correlation, rotation: tf.Tensor, x: tf.Tensor) -> tf.Te
             mirrored = tf.gather(tf.gather(x, partner, axis=0), partner, axis=1)
             mirrored *= tf.constant(np.outer(sign, sign), x.dtype)
         return 0.5 * (x + mirrored)
-    mask = tf.constant(correlation.block_mask, x.dtype)
-    inner = tf.matmul(tf.matmul(rotation, x), rotation, transpose_b=True) * mask
-    return tf.matmul(tf.matmul(rotation, inner, transpose_a=True), rotation)
-
-
-def _between(correlation, x, blocks_of_x):
-    """The mask K in the eigenbasis."""
-    return x - blocks_of_x if correlation.objective == "cca" else x
+    return x * tf.constant(correlation.block_mask, x.dtype)
 
 
 def gamma_diagonal(correlation: Correlation, spectrum: Spectrum) -> tf.Tensor:
@@ -241,16 +232,23 @@ def gamma_diagonal(correlation: Correlation, spectrum: Spectrum) -> tf.Tensor:
 
 
 def gamma(correlation: Correlation, spectrum: Spectrum) -> tf.Tensor:
-    """dL/dS in the eigenbasis: U^-1 (dL/dS) U^-T = -(K(diag f) - B(diag f mu)).
+    """dL/dS in the basis: T^-1 (dL/dS) T^-T = B(Q diag(f mu) Q^T) - K(Q diag(f) Q^T).
 
     Where mu_k = mu_{k+1} L is not differentiable; this is the gradient for the k vectors that
     the decomposition returns first.
     """
     if correlation.objective == "cca":
         return tf.linalg.diag(gamma_diagonal(correlation, spectrum))
-    chosen = tf.linalg.diag(spectrum.selected)
-    weighted = tf.linalg.diag(spectrum.selected * spectrum.values)
-    return blocks(correlation, spectrum.rotation, weighted) - chosen
+    k = correlation.num_components
+    chosen = spectrum.rotation[:, :k] * spectrum.selected[:k]
+    n0, n1 = tf.unstack(
+        tf.matmul(
+            tf.stack([chosen, chosen * spectrum.values[:k]]),
+            spectrum.rotation[:, :k],
+            transpose_b=True,
+        )
+    )
+    return blocks(correlation, n1) - n0
 
 
 class Differences(NamedTuple):
@@ -279,11 +277,27 @@ def divided_differences(spectrum: Spectrum) -> Differences:
 def gamma_differential(
     correlation: Correlation, rotation: tf.Tensor, differences: Differences, change: tf.Tensor
 ) -> tf.Tensor:
-    """Differential of dL/dS in the eigenbasis, U^-1 d(dL/dS) U^-T, for `change` = U^T dS U."""
+    """Differential of dL/dS in the basis, T^-1 d(dL/dS) T^-T, for `change` = T^T dS T.
+
+    dN0 = phi o E - psi o H and dN1 = psi o E - chi o H between eigenvectors, with E and H the
+    masks K and B of the change.
+    """
     phi, psi, chi = differences
-    h = blocks(correlation, rotation, change)
-    e = _between(correlation, change, h)
-    n0, n1 = phi * e - psi * h, psi * e - chi * h
+    within = blocks(correlation, change)
     if correlation.objective == "cca":  # B(n1) - (n0 - B(n0)), one projection
-        return blocks(correlation, rotation, n0 + n1) - n0
-    return blocks(correlation, rotation, n1) - n0
+        e = change - within
+        n0, n1 = phi * e - psi * within, psi * e - chi * within
+        return blocks(correlation, n0 + n1) - n0
+    # Without the part beyond k in both indices, which is zero.
+    width, k = correlation.width, correlation.num_components
+    chosen = rotation[:, :k]
+    both = tf.matmul(tf.concat([change, within], 0), chosen)
+    both = tf.concat([both[:width], both[width:]], 1)
+    e, h = tf.split(tf.matmul(rotation, both, transpose_a=True), 2, axis=1)
+    phi, psi, chi = phi[:, :k], psi[:, :k], chi[:, :k]
+    half = tf.constant(np.where(np.arange(width) < k, 0.5, 1.0)[:, None], change.dtype)
+    both = tf.concat([half * (phi * e - psi * h), half * (psi * e - chi * h)], 1)
+    both = tf.matmul(rotation, both)
+    both = tf.matmul(tf.stack([both[:, :k], both[:, k:]]), chosen, transpose_b=True)
+    n0, n1 = tf.unstack(both + tf.linalg.matrix_transpose(both))
+    return blocks(correlation, n1) - n0

@@ -150,6 +150,8 @@ def make_model(method, widths, settings, predict_with="average", inference="iden
     encoders = [code() for _ in widths]
     predictors = [network(10) for _ in widths]
     options = {"epsilon": settings.epsilon, "predict_with": predict_with}
+    if len(widths) > 2:
+        options["num_components"] = settings.components
     if method == "dcca":
         return DCCA(encoders, predictors, **options)
     if method == "dccae":
@@ -158,8 +160,6 @@ def make_model(method, widths, settings, predict_with="average", inference="iden
         return DCCAE(encoders, decoders, predictors, **options)
     if method == "rrm":
         options["correlation_weight"] = settings.strength
-    if len(widths) > 2:
-        options["num_components"] = settings.components
     if method == "prox+":
         options["correlation_weight"] = 1 / settings.components
     if method in PROX:
@@ -403,8 +403,6 @@ def parse(arguments=None):
         parser.error("--labels-per-class must be in 1..120")
     if "all" in options.methods:
         options.methods = list(NAMES)
-    if len(options.views) > 2 and {*options.methods} - {"vanilla", "prox"}:
-        parser.error("more than two --views work with --methods vanilla prox")
     return options
 
 

@@ -9,7 +9,14 @@ from proxnet_tf.layers.prox_dropout import ProxDropout
 from proxnet_tf.layers.prox_lstm import ProxLSTM, ProxLSTMCell
 from proxnet_tf.layers.prox_rnn_cell import ProxRNNCell
 from proxnet_tf.layers.regularizer import Regularizer
-from proxnet_tf.losses import CCALoss, CCARegularizer, cca_loss
+from proxnet_tf.losses import (
+    CCALoss,
+    CCARegularizer,
+    GCCALoss,
+    GCCARegularizer,
+    cca_loss,
+    gcca_loss,
+)
 from proxnet_tf.metrics import CanonicalCorrelation
 from proxnet_tf.models import DCCA, DCCAE, AdversarialModel, LinearCCA, MultiviewClassifier
 
@@ -22,6 +29,8 @@ __all__ = [
     "CCALoss",
     "CCARegularizer",
     "CanonicalCorrelation",
+    "GCCALoss",
+    "GCCARegularizer",
     "Invariance",
     "LambdaSchedule",
     "LinearCCA",
@@ -36,6 +45,7 @@ __all__ = [
     "ProxRNNCell",
     "Regularizer",
     "cca_loss",
+    "gcca_loss",
     "linear_lambda",
     "prox_of_activation",
 ]

@@ -70,7 +70,7 @@ class CanonicalCorrelation(keras.metrics.Metric):
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds the rows of a batch."""
         name = type(self).__name__
-        valid = views.join_masks(getattr(y_pred, "_keras_mask", None))
+        mask = getattr(y_pred, "_keras_mask", None)
         y_pred = views.standardize(y_pred)
         views.check_dtypes(y_pred, name)
         shape = views.shape_of(y_pred)
@@ -82,6 +82,7 @@ class CanonicalCorrelation(keras.metrics.Metric):
                 f"{name} holds views of the widths {self._correlation.sizes}; "
                 f"`reset_state` does not change that. Received: {sizes}"
             )
+        valid = views.valid_rows(y_pred, mask, nan_is_missing=False)
         rows = views.join(y_pred, tf.float64)
         first = y_pred[0] if views.is_list(y_pred) else y_pred
         weight = _row_weights(sample_weight, tf.shape(first)[:-1], len(first.shape) - 1)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf import CCALoss, CCARegularizer, cca_loss
+from proxnet_tf import CCALoss, CCARegularizer, GCCALoss, GCCARegularizer, cca_loss, gcca_loss
 from tests.helpers import multiview_reference as reference
 from tests.helpers.data import shared_views
 from tests.helpers.layer_checks import check_config, check_layer
@@ -108,7 +108,7 @@ def test_sample_weight_is_refused():
 
 
 def test_loss_config_round_trip(tmp_path):
-    loss = CCALoss(2, epsilon=0.1, split=SIZES, name="agreement")
+    loss = CCALoss(2, epsilon=0.1, split=SIZES, nan_is_missing=True, name="agreement")
     check_config(loss)
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(7)])
     model.compile("sgd", loss)
@@ -132,6 +132,9 @@ def test_loss_config_round_trip(tmp_path):
         (lambda x, y: CCARegularizer(-0.5), "`weight` must be a finite number >= 0.*-0.5"),
         (lambda x, y: CCARegularizer(num_components=4)([x, y]), r"at most min\(d1, d2\) = 3"),
         (lambda x, y: CCARegularizer()([x]), "takes two views"),
+        (lambda x, y: gcca_loss([x, y], 8), "at most d_1 .*= 7.*num_components=8"),
+        (lambda x, y: gcca_loss([x], 2), "two or more views"),
+        (lambda x, y: GCCALoss(None), "`num_components` must be an integer >= 1.*=None"),
         (
             lambda x, y: CCARegularizer()([keras.Input((3,), dtype="int32"), keras.Input((4,))]),
             "floating-point dtype.*Received: int32",
@@ -148,7 +151,7 @@ def test_bad_input(call, message):
 
 
 def test_regularizer_contract(tmp_path):
-    layer = CCARegularizer(0.3, num_components=2, epsilon=0.1, split=SIZES)
+    layer = CCARegularizer(0.3, num_components=2, epsilon=0.1, split=SIZES, nan_is_missing=True)
     check_layer(layer, shared_views(20, SIZES).astype("float32"), tmp_path)
 
 
@@ -183,3 +186,60 @@ def test_regularizer_with_a_mask_on_one_view():
     outputs = layer([x[..., :3], x[..., 3:]], mask=[None, valid])
     np.testing.assert_array_equal(np.concatenate(outputs, 2), x)
     np.testing.assert_allclose(layer.losses[0], 0.5 * expected_loss(x[valid]), atol=1e-9)
+
+
+# --- two or more views ---------------------------------------------------------------------------
+
+THREE = (3, 4, 2)
+
+
+def expected_core(x, k, epsilon, sizes=THREE):
+    return reference.gcca_value_and_gradient(np.float64(x), sizes, k, epsilon)[0]
+
+
+@pytest.mark.parametrize("n, k, epsilon", [(20, 4, 1e-3), (20, 9, 0.1), (6, 3, 1e-3)])
+def test_common_core_value_and_gradient(n, k, epsilon):
+    x = shared_views(n, THREE, seed=6)
+    direction = np.random.default_rng(7).normal(size=x.shape)
+    value = gcca_loss(np.split(x, [3, 7], 1), k, epsilon)
+    np.testing.assert_allclose(value, expected_core(x, k, epsilon), atol=1e-9)
+    variable = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(variable)
+        value = GCCALoss(k, epsilon, split=THREE)(np.zeros(n), variable)
+    np.testing.assert_allclose(value, expected_core(x, k, epsilon), atol=1e-9)
+    h = 1e-5
+    difference = expected_core(x + h * direction, k, epsilon)
+    difference -= expected_core(x - h * direction, k, epsilon)
+    slope = (tape.gradient(value, variable).numpy() * direction).sum()
+    np.testing.assert_allclose(slope, difference / (2 * h), atol=1e-7)
+
+
+def test_common_core_of_two_views_is_their_correlation():
+    x = shared_views(20, SIZES, seed=8)
+    views = np.split(x, [3], 1)
+    np.testing.assert_allclose(
+        gcca_loss(views, 2, 1e-10), 2 + float(cca_loss(*views, 2, 1e-10)), atol=1e-8
+    )
+    assert float(gcca_loss([v[:1] for v in views], 2)) == 4.0
+
+
+def test_common_core_config_round_trip(tmp_path):
+    check_config(GCCALoss(2, epsilon=0.1, split=THREE, nan_is_missing=True, name="core"))
+    layer = GCCARegularizer(0.3, num_components=4, epsilon=0.1, split=THREE, nan_is_missing=True)
+    check_layer(layer, shared_views(20, THREE).astype("float32"), tmp_path)
+
+
+def test_rows_with_a_missing_view_take_no_part():
+    x = shared_views(30, THREE, seed=9)
+    present = np.random.default_rng(10).random((3, 30)) < 0.85
+    for rows, columns in zip(present, np.split(np.arange(9), [3, 7]), strict=True):
+        x[np.ix_(~rows, columns)] = np.nan
+    expected = expected_core(x[present.all(0)], 4, 0.1)
+    loss = GCCALoss(4, 0.1, split=THREE, nan_is_missing=True)
+    np.testing.assert_allclose(loss(None, x), expected, atol=1e-9)
+    layer = GCCARegularizer(0.5, num_components=4, epsilon=0.1, dtype="float64")
+    outputs = layer(np.split(x, [3, 7], 1), mask=[*present])
+    np.testing.assert_array_equal(np.concatenate(outputs, 1), x)
+    np.testing.assert_allclose(layer.losses[0], 0.5 * expected, atol=1e-9)
+    assert np.isnan(GCCALoss(4, 0.1, split=THREE)(None, x))

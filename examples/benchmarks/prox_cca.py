@@ -19,18 +19,18 @@ import numpy as np
 import scipy.optimize
 import tensorflow as tf
 
-from proxnet_tf import ProxCCA
+from proxnet_tf import ProxCCA, ProxGCCA
 
 EPSILON = 1e-4
 
 
-def views(n, d, signal, seed=0):
-    """Two views: mixtures of `signal` shared latent variables, plus noise of their own."""
+def views(n, d, signal, seed=0, number=2):
+    """Views: mixtures of `signal` shared latent variables, plus noise of their own."""
     rng = np.random.default_rng(seed)
     latent = rng.normal(size=(n, signal))
     mixed = [
         latent @ rng.normal(size=(signal, d)) / d**0.5 + 0.5 * rng.normal(size=(n, d))
-        for _ in range(2)
+        for _ in range(number)
     ]
     return [x.astype("float32") for x in mixed]
 
@@ -136,6 +136,26 @@ def compare(n, d, lams, signal, repeats):
     )
 
 
+def three_views(lam, repeats):
+    """A gradient step of ProxGCCA with three views against one of ProxCCA."""
+    for signal in (20, 15, 10):
+        two = np.concatenate(views(300, 20, signal), 1)
+        three = np.concatenate(views(300, 15, signal, number=3), 1)
+        steps = [(two, step_of(ProxCCA(lam=lam, epsilon=EPSILON)))]
+        for k in (15, 10):
+            layer = ProxGCCA(k, lam=lam, epsilon=EPSILON, split=(15, 15, 15))
+            steps.append((three, step_of(layer)))
+        times = []
+        for x, step in steps:
+            g = tf.random.stateless_normal(x.shape, (0, 1))
+            times.append(median_time(lambda a=(tf.constant(x), g), s=step: s(*a), max(repeats, 15)))
+        print(
+            f"{signal:6d} {1e3 * times[0]:8.1f} "
+            + " ".join(f"{1e3 * t:12.1f} {t / times[0]:5.2f}" for t in times[1:]),
+            flush=True,
+        )
+
+
 def growth(d, repeats):
     """The part of the time that grows with n, against the two products X^T X and X M alone."""
     times = {"layer": [], "products": []}
@@ -209,6 +229,11 @@ def main():
     compare(100, 20, (0.1, 1.0, 10.0, 100.0), 10, args.repeats)
     if args.quick:
         return
+    print(
+        "three views: ms a step of ProxCCA (d = 20) and ProxGCCA (d = 15, ratio to ProxCCA), n = "
+        "300, lam = 5\nsignal  ProxCCA   GCCA, k = 15       GCCA, k = 10"
+    )
+    three_views(5.0, args.repeats)
     compare(32_000, 20, (0.5, 10.0), 20, args.repeats)
     growth(20, args.repeats)
     print(

@@ -38,6 +38,7 @@ class _MultiviewProx(keras.layers.Layer):
         monitor: bool,
         split: tuple[int, ...] | None,
         jit_solver: bool,
+        nan_is_missing: bool,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -57,6 +58,7 @@ class _MultiviewProx(keras.layers.Layer):
         self.monitor = bool(monitor)
         self.split = views.check_split(split)
         self.jit_solver = bool(jit_solver)
+        self.nan_is_missing = bool(nan_is_missing)
         self.supports_masking = True
         self.supports_jit = False  # eigh and svd have no good XLA kernels
         self.lam = add_lam(self, self.initial_lam)
@@ -96,7 +98,7 @@ class _MultiviewProx(keras.layers.Layer):
     def call(self, inputs: Any, training: bool = False, mask: Any = None) -> Any:
         sizes = self._checked_sizes(inputs)
         rows = views.join(inputs, at_least_float32(self.compute_dtype))
-        valid = views.join_masks(mask)
+        valid = views.valid_rows(inputs, mask, self.nan_is_missing)
         if training or self.inference == "batch":
             output = self._solve(rows, valid, training)
         elif self.inference == "moving":
@@ -183,6 +185,7 @@ class _MultiviewProx(keras.layers.Layer):
             "monitor": self.monitor,
             "split": self.split,
             "jit_solver": self.jit_solver,
+            "nan_is_missing": self.nan_is_missing,
         }
 
 
@@ -229,20 +232,23 @@ class ProxCCA(_MultiviewProx):
         split: (d1, d2) when the views come side by side in one tensor; halves by default.
         jit_solver: whether XLA compiles the solver's inner loop (where XLA is available). The
             results are equal up to the tolerance.
+        nan_is_missing: whether a NaN marks its view as missing in that row, as a mask does; False
+            by default.
 
     Call arguments:
         inputs: list or tuple of two views `(batch, d_j)` or `(batch, time, d_j)`, or one such
             tensor with the views side by side. Time steps count as rows.
         training: whether to solve (True) or to do what `inference` says.
-        mask: boolean `(batch, time)` or a list of them with None entries; a row takes part if it
-            is valid in both views, the others pass unchanged.
+        mask: boolean `(batch,)` (for sequences `(batch, time)`), or a list of one per view with
+            None entries, False where a view is missing. A row takes part if no view is missing;
+            the others pass unchanged, and so do their gradients.
 
     Output: the structure, shapes and masks of the input, in the layer's compute dtype.
 
     Raises:
         ValueError: not two views, views of different batch sizes or lengths, more components
-            than the smaller view has columns, a dtype that is not floating point, or an argument
-            outside its range.
+            than the smaller view has columns, a dtype that is not floating point, a mask of
+            another shape, or an argument outside its range.
 
     Example:
         x, y = keras.Input((64,)), keras.Input((32,))
@@ -269,6 +275,7 @@ class ProxCCA(_MultiviewProx):
         monitor: bool = False,
         split: tuple[int, int] | None = None,
         jit_solver: bool = True,
+        nan_is_missing: bool = False,
         **kwargs: Any,
     ):
         super().__init__(
@@ -284,6 +291,7 @@ class ProxCCA(_MultiviewProx):
             monitor=monitor,
             split=split,
             jit_solver=jit_solver,
+            nan_is_missing=nan_is_missing,
             **kwargs,
         )
 
@@ -314,7 +322,8 @@ class ProxGCCA(_MultiviewProx):
         num_components: k, the width of the core, 1 <= k <= d_1 + .. + d_J. Directions with
             mu <= 1e-9 take no part.
         lam, epsilon, solver, gradient, inference, momentum, max_iterations, tolerance, monitor,
-        jit_solver: as for `ProxCCA`; the monitored correlation is the sum of the k values mu.
+        jit_solver, nan_is_missing: as for `ProxCCA`; the monitored correlation is the sum of the
+            k values mu.
         split: widths of the views when they come side by side in one tensor; two halves by
             default.
 
@@ -350,6 +359,7 @@ class ProxGCCA(_MultiviewProx):
         monitor: bool = False,
         split: tuple[int, ...] | None = None,
         jit_solver: bool = True,
+        nan_is_missing: bool = False,
         **kwargs: Any,
     ):
         super().__init__(
@@ -365,13 +375,9 @@ class ProxGCCA(_MultiviewProx):
             monitor=monitor,
             split=split,
             jit_solver=jit_solver,
+            nan_is_missing=nan_is_missing,
             **kwargs,
         )
 
     def _components(self, sizes):
-        if self.num_components > sum(sizes):
-            raise ValueError(
-                f"`num_components` must be at most d_1 + .. + d_J = {sum(sizes)} for views of "
-                f"the widths {sizes}. Received: num_components={self.num_components}"
-            )
-        return self.num_components
+        return views.gcca_components(self.num_components, sizes)

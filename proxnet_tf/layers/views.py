@@ -1,5 +1,6 @@
 """Views as a Keras layer receives them, and side by side as the mathematics wants them."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,6 +118,16 @@ def cca_components(num_components: int | None, sizes: tuple[int, ...]) -> int:
     return num_components
 
 
+def gcca_components(num_components: Any, sizes: tuple[int, ...]) -> int:
+    """k for views of the widths `sizes`; a `ValueError` above their sum."""
+    if num_components > sum(sizes):
+        raise ValueError(
+            f"`num_components` must be at most d_1 + .. + d_J = {sum(sizes)} for views of the "
+            f"widths {sizes}. Received: num_components={num_components}"
+        )
+    return num_components
+
+
 def check_dtypes(inputs: Any, name: str) -> None:
     """Refuses ragged, sparse and integer views with a `ValueError`."""
     for x in inputs if is_list(inputs) else [inputs]:
@@ -148,12 +159,32 @@ def separate(rows: tf.Tensor, inputs: Any, sizes: tuple[int, ...], dtype: str) -
     return type(inputs)(tf.split(x, sizes, axis=-1)) if is_list(inputs) else x
 
 
-def join_masks(mask: Any) -> tf.Tensor | None:
-    """Rows valid in every view, `[n, 1]` booleans, from one mask or a list with None entries."""
-    masks = [m for m in (mask if is_list(mask) else [mask]) if m is not None]
-    if not masks:
+def valid_rows(inputs: Any, mask: Any, nan_is_missing: bool) -> tf.Tensor | None:
+    """Rows in which no view is missing, `[n, 1]` booleans; None where every row is one.
+
+    Args:
+        inputs: the views.
+        mask: one mask for all views, or a list with one or None for each; `(batch,)` for views
+            `(batch, d_j)`, `(batch, time)` for `(batch, time, d_j)`.
+        nan_is_missing: whether a view is also missing in a row in which it has a NaN.
+
+    Raises:
+        ValueError: masks of another rank, or another number of masks than one or the views'.
+    """
+    parts = list(inputs) if is_list(inputs) else [inputs]
+    masks = list(mask) if is_list(mask) else [mask]
+    masks = [None if m is None else tf.convert_to_tensor(m) for m in masks]
+    rank = len(parts[0].shape) - 1
+    ranks = [len(m.shape) for m in masks if m is not None]
+    if len(masks) not in (1, len(parts)) or any(r != rank for r in ranks):
+        raise ValueError(
+            f"The mask must be one tensor of the shape {('(batch,)', '(batch, time)')[rank - 1]}, "
+            f"or a list with one (or None) for each of the {len(parts)} inputs. Received "
+            f"{len(masks)} of the ranks {ranks}."
+        )
+    present = [tf.cast(m, tf.bool) for m in masks if m is not None]
+    if nan_is_missing:
+        present += [~tf.reduce_any(tf.math.is_nan(x), axis=-1) for x in parts]
+    if not present:
         return None
-    valid = tf.cast(masks[0], tf.bool)
-    for other in masks[1:]:
-        valid &= tf.cast(other, tf.bool)
-    return tf.reshape(valid, [-1, 1])
+    return tf.reshape(functools.reduce(tf.logical_and, present), [-1, 1])

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from proxnet_tf.layers.common import check_choice, check_integer, check_number
 from proxnet_tf.layers.prox_cca import ProxCCA, ProxGCCA
-from proxnet_tf.losses import CCARegularizer, cca_loss
+from proxnet_tf.losses import CCARegularizer, GCCARegularizer, cca_loss, gcca_loss
 
 
 class _MultiviewModel(keras.Model):
@@ -47,8 +47,15 @@ class _MultiviewModel(keras.Model):
             for encoder, shape in zip(self.encoders, input_shape, strict=True)
         ]
         features = self._build_features(codes, input_shape)
-        for predictor, shape in zip(self.predictors, features, strict=True):
-            build_and_infer(predictor, shape)
+        outputs = [
+            tuple(build_and_infer(predictor, shape))
+            for predictor, shape in zip(self.predictors, features, strict=True)
+        ]
+        if len(set(outputs)) > 1:
+            raise ValueError(
+                "The predictors must return outputs of one shape: they predict the same target. "
+                f"Received the shapes {outputs}"
+            )
         self.built = True
 
     def _build_features(self, codes, input_shape):
@@ -109,13 +116,13 @@ class MultiviewClassifier(_MultiviewModel):
     """An encoder and a predictor per view, trained end to end.
 
         vanilla:  min  loss(h(F), c)                      F = (f_1(x_1), ..., f_J(x_J)), the codes
-        rrm:      min  loss(h(F), c) + weight L(F)        L = - sum of canonical correlations
+        rrm:      min  loss(h(F), c) + weight L(F)        L: see `CCALoss` and `GCCALoss`
         prox:     min  loss(h(P), c),  P = argmin lam/(2n) ||P - F||^2 + L(P)     (ProxNet, eq. 8)
 
     over the weights of the encoders f and the predictors h, by `CCARegularizer` and `ProxCCA`, or
-    `ProxGCCA` for more than two views; a correlation in the loss takes two views. The prediction is
-    the average of the views' logits, or one view's logits (the paper's "acoustic" mode); then the
-    training loss is the mean of the losses of the views, each against the same target.
+    `GCCARegularizer` and `ProxGCCA` for more than two views. The prediction is the average of the
+    views' logits, or one view's logits (the paper's "acoustic" mode); then the training loss is
+    the mean of the losses of the views, each against the same target.
 
     Args:
         encoders: a layer or model per view, from the view to its code `(batch, d_j)` or
@@ -123,7 +130,7 @@ class MultiviewClassifier(_MultiviewModel):
         predictors: a layer or model per view, from the code to the output, all of one shape.
         method: "prox" (default), "rrm" or "vanilla".
         num_components: k of the correlation, None (the default) is min(d1, d2); needed for more
-            than two views.
+            than two views, where it is the width of the common core.
         lam: weight of the displacement, > 0 ("prox"); drive it with `LambdaSchedule`.
         epsilon: ridge on each view's covariance, >= 0.
         inference: of the proximal layer when `training=False`: "identity", "batch" or "moving".
@@ -144,8 +151,9 @@ class MultiviewClassifier(_MultiviewModel):
     unlabelled example that still feeds the proximal layer.
 
     Raises:
-        ValueError: fewer than two encoders, more than two with a correlation, not as many
-            predictors, arguments outside their ranges, inputs that are not a list of J views.
+        ValueError: fewer than two encoders, more than two with a correlation and without
+            `num_components`, not as many predictors, predictors with outputs of different shapes,
+            arguments outside their ranges, inputs that are not a list of J views.
 
     Example:
         model = MultiviewClassifier(
@@ -192,21 +200,19 @@ class MultiviewClassifier(_MultiviewModel):
                 f"for a correlation term. Received: correlation_weight={correlation_weight!r}"
             )
         self.regularizer = self.prox = None
+        if self.correlation_weight or method == "prox":
+            check_components(num_components, self.encoders)
+        two = len(self.encoders) == 2
         if self.correlation_weight:
-            check_two_views("A `correlation_weight`", self.encoders)
-            self.regularizer = CCARegularizer(
+            regularizer: Any = CCARegularizer if two else GCCARegularizer
+            self.regularizer = regularizer(
                 self.correlation_weight,
                 num_components=num_components,
                 epsilon=epsilon,
                 dtype=self.dtype_policy,
             )
         if method == "prox":
-            if len(self.encoders) > 2 and num_components is None:
-                raise ValueError(
-                    "`num_components` is needed for more than two views (ProxGCCA): the width of "
-                    f"their common core. Received: num_components=None, {len(self.encoders)} views"
-                )
-            layer: Any = ProxCCA if len(self.encoders) == 2 else ProxGCCA
+            layer: Any = ProxCCA if two else ProxGCCA
             self.prox = layer(
                 num_components,
                 lam=lam,
@@ -246,14 +252,17 @@ class MultiviewClassifier(_MultiviewModel):
 class DCCA(_MultiviewModel):
     """Deep canonical correlation analysis: codes that correlate, then a classifier on the codes.
 
-        pretrain:  min over f  L(f_1(x_1), ..., f_J(x_J)),  L = - sum_{i<=k} sigma_i
+        pretrain:  min over f  L(f_1(x_1), ..., f_J(x_J)),  L = - sum_{i<=k} sigma_i for two views
         fit:       min over h  loss(h(F), c),  the encoders f fixed
+
+    For more than two views L is that of `GCCALoss` (deep generalised CCA).
 
     Args:
         encoders: a layer or model per view, from the view to its code.
         predictors: a layer or model per view, from the code (or the code and the view, see
             `concatenate_inputs`) to the output, all of one shape.
-        num_components: k of the correlation, None (the default) is min(d1, d2).
+        num_components: k of the correlation, None (the default) is min(d1, d2); needed for more
+            than two views.
         epsilon: ridge on each view's covariance, >= 0.
         concatenate_inputs: whether the predictors get the code and the original view side by side
             (the paper does this for speech).
@@ -292,7 +301,7 @@ class DCCA(_MultiviewModel):
         **kwargs: Any,
     ):
         super().__init__(encoders, predictors, predict_with, **kwargs)
-        check_two_views(type(self).__name__, self.encoders)
+        check_components(num_components, self.encoders)
         if num_components is not None:
             num_components = check_integer("num_components", num_components)
         self.num_components = num_components
@@ -491,7 +500,10 @@ class _Pretraining(keras.Model):
     def call(self, inputs: Any) -> Any:
         check_views(inputs, len(self.encoders), "pretrain", "views")
         codes = [encoder(x) for encoder, x in zip(self.encoders, inputs, strict=True)]
-        correlation = cca_loss(codes[0], codes[1], self.num_components, self.epsilon)
+        if len(codes) == 2:
+            correlation = cca_loss(codes[0], codes[1], self.num_components, self.epsilon)
+        else:
+            correlation = gcca_loss(codes, self.num_components, self.epsilon)
         self.add_loss(correlation)
         self.correlation_tracker.update_state(correlation)
         if self.decoders:
@@ -506,12 +518,12 @@ class _Pretraining(keras.Model):
         return codes
 
 
-def check_two_views(name, encoders):
-    """Canonical correlation is that of two views."""
-    if len(encoders) != 2:
+def check_components(num_components, encoders):
+    """More than two views have no default number of components."""
+    if len(encoders) > 2 and num_components is None:
         raise ValueError(
-            f"{name} correlates two views; the methods 'vanilla' and 'prox' take more. Received: "
-            f"{len(encoders)} encoders"
+            "`num_components` is needed for more than two views: the width of their common core. "
+            f"Received: num_components=None, {len(encoders)} views"
         )
 
 

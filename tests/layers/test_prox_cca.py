@@ -183,6 +183,7 @@ EVERY_ARGUMENT = dict(
     monitor=True,
     split=(4, 6),
     jit_solver=False,
+    nan_is_missing=True,
 )
 # Tracing these takes long; the values of both are tested above.
 SLOW = dict(solver="newton", gradient="implicit")
@@ -369,6 +370,75 @@ def test_mask_equals_slicing(which):
     joined = outputs if which == "single tensor" else np.concatenate(outputs, 2)
     np.testing.assert_allclose(joined[used], expected[used], atol=2e-5)
     np.testing.assert_array_equal(joined[~used], np.concatenate([poison, y], 2)[~used])
+
+
+@pytest.mark.parametrize("how", ["mask", "NaN"])
+@pytest.mark.parametrize("gradient", ["implicit", "finite_difference"])
+def test_rows_with_a_missing_view_pass_and_the_others_do_not_see_them(how, gradient):
+    data = shared_views(40, (3, 4), seed=21)
+    x, y = data[:, :3].copy(), data[:, 3:].copy()
+    present = np.random.default_rng(3).random((2, 40)) < 0.8
+    used = present.all(0)
+    x[~present[0]] = y[~present[1]] = np.nan
+    options = dict(lam=0.5, gradient=gradient, tolerance=1e-11, jit_solver=False, dtype="float64")
+    layer = ProxCCA(nan_is_missing=how == "NaN", **options)
+    variables = [tf.constant(x), tf.constant(y)]
+    weights = np.random.default_rng(4).normal(size=(40, 7))
+    with tf.GradientTape() as tape:
+        tape.watch(variables)
+        moved = tf.concat(
+            layer(variables, training=True, mask=[*present] if how == "mask" else None), 1
+        )
+    slope = np.concatenate(tape.gradient(moved, variables, weights), 1)
+    alone = [tf.constant(x[used]), tf.constant(y[used])]
+    with tf.GradientTape() as tape:
+        tape.watch(alone)
+        expected = tf.concat(ProxCCA(**options)(alone, training=True), 1)
+    np.testing.assert_allclose(moved.numpy()[used], expected, atol=1e-10)
+    np.testing.assert_array_equal(moved.numpy()[~used], np.c_[x, y][~used])
+    expected_slope = np.concatenate(tape.gradient(expected, alone, weights[used]), 1)
+    np.testing.assert_allclose(slope[used], expected_slope, atol=1e-8)
+    np.testing.assert_array_equal(slope[~used], weights[~used])
+
+
+def test_a_mask_of_rows_in_a_functional_model():
+    data = shared_views(30, (3, 4), seed=22).astype("float32")
+    present = np.random.default_rng(5).random(30) < 0.7
+    a, b, here = keras.Input((3,)), keras.Input((4,)), keras.Input((), dtype="bool")
+    layer = ProxCCA(lam=0.5, inference="batch", jit_solver=False)
+    model = keras.Model([a, b, here], layer([a, b], mask=[here, None]))
+    moved = np.concatenate(model.predict([data[:, :3], data[:, 3:], present], verbose=0), 1)
+    expected = np.concatenate(layer(np.split(data[present], [3], 1), training=True), 1)
+    np.testing.assert_allclose(moved[present], expected, atol=1e-5)
+    np.testing.assert_array_equal(moved[~present], data[~present])
+
+
+@pytest.mark.parametrize("inference", ["batch", "moving"])
+def test_missing_views_at_test_time_and_in_the_monitor(inference):
+    data = shared_views(30, (3, 4), seed=23).astype("float32")
+    data[4, 1] = data[9, 5] = np.nan
+    used = np.isfinite(data).all(1)
+    options = dict(lam=0.5, monitor=True, inference=inference, jit_solver=False)
+    layer = ProxCCA(nan_is_missing=True, split=(3, 4), **options)
+    without = ProxCCA(split=(3, 4), **options)
+    for training in (True, False):
+        moved, expected = layer(data, training=training), without(data[used], training=training)
+        np.testing.assert_allclose(moved.numpy()[used], expected, atol=1e-5)
+        np.testing.assert_array_equal(moved.numpy()[~used], data[~used])
+    for one, other in zip(layer.metrics, without.metrics, strict=True):
+        np.testing.assert_allclose(one.result(), other.result(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "mask, message",
+    [
+        (np.ones((30, 2), bool), r"shape \(batch,\).*Received 1 of the ranks \[2\]"),
+        ([np.ones(30, bool)] * 3, r"each of the 2 inputs. Received 3"),
+    ],
+)
+def test_bad_masks(mask, message):
+    with pytest.raises(ValueError, match=message):
+        ProxCCA()([np.ones((30, 3), "float32"), np.ones((30, 4), "float32")], mask=mask)
 
 
 @pytest.mark.parametrize("inference", ["identity", "batch", "moving"])

@@ -48,6 +48,7 @@ def test_layer(inference, tmp_path):
         split=(3, 4, 2),
         jit_solver=False,
         solver="lbfgs",
+        nan_is_missing=True,
     )
     check_layer(layer, views, tmp_path)
 
@@ -66,6 +67,21 @@ def test_compiled_solver_agrees():
     plain = ProxGCCA(4, jit_solver=False, **options)(x, training=True)
     compiled = ProxGCCA(4, jit_solver=True, **options)(x, training=True)
     np.testing.assert_allclose(plain, compiled, atol=1e-8)
+
+
+def test_rows_with_a_missing_view_stay_out_of_the_solve():
+    x = shared_views(30, (3, 4, 2), seed=5)
+    present = np.random.default_rng(6).random((3, 30)) < 0.85
+    x[~present[0], :3] = x[~present[1], 3:7] = x[~present[2], 7:] = np.nan
+    used = present.all(0)
+    options = dict(lam=0.5, split=(3, 4, 2), jit_solver=False, dtype="float64")
+    moved = ProxGCCA(4, nan_is_missing=True, **options)(x, training=True).numpy()
+    expected = ProxGCCA(4, **options)(x[used], training=True)
+    np.testing.assert_allclose(moved[used], expected, atol=1e-10)
+    np.testing.assert_array_equal(moved[~used], x[~used])
+    options.pop("split")
+    masked = ProxGCCA(4, **options)(np.split(x, [3, 7], 1), training=True, mask=[*present])
+    np.testing.assert_allclose(np.concatenate(masked, 1), moved, atol=1e-10)
 
 
 def test_bad_arguments():

@@ -6,7 +6,15 @@ import pytest
 import tensorflow as tf
 from keras.layers import Dense
 
-from proxnet_tf import CanonicalCorrelation, CCALoss, LambdaSchedule, ProxCCA, ProxGCCA, cca_loss
+from proxnet_tf import (
+    CanonicalCorrelation,
+    CCALoss,
+    LambdaSchedule,
+    ProxCCA,
+    ProxGCCA,
+    cca_loss,
+    gcca_loss,
+)
 from proxnet_tf.models.multiview import DCCA, DCCAE, MultiviewClassifier
 from tests.helpers.layer_checks import assert_same, constructor_arguments
 
@@ -352,6 +360,36 @@ def test_three_views_pass_through_the_generalised_layer(tmp_path):
     assert_same(reloaded(views), model(views), 1e-6)
 
 
+@pytest.mark.parametrize("name", ["rrm", "dcca", "dccae"])
+def test_three_views_with_a_common_core(name, tmp_path):
+    views, labels = make_data(views=3)
+    options = dict(num_components=4, epsilon=0.1)
+    if name == "rrm":
+        model = MultiviewClassifier(
+            encoders(3), predictors(3), method="rrm", correlation_weight=0.5, **options
+        )
+    elif name == "dcca":
+        model = DCCA(encoders(3), predictors(3), **options)
+    else:
+        model = DCCAE(encoders(3), decoders(3), predictors(3), **options)
+    if name == "rrm":
+        core = gcca_loss(model.encode(views), 4, 0.1)
+        model.compile("adam", entropy())
+        with_core = model.evaluate(views, labels, batch_size=120, verbose=0)
+        risk = entropy()(labels, model(views))
+        np.testing.assert_allclose(with_core, risk + 0.5 * core, rtol=1e-5)
+        train(model, views, labels)
+    else:
+        before = gcca_loss(model.encode(views), 4, 0.1)
+        model.pretrain(views, epochs=20, batch_size=60, verbose=0)
+        assert gcca_loss(model.encode(views), 4, 0.1) < before - 0.5
+        model.compile("adam", entropy())
+        model.fit(views, labels, verbose=0)
+    model.save(tmp_path / "model.keras")
+    reloaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert_same(reloaded(views), model(views), 1e-6)
+
+
 def test_views_in_a_dict_are_refused():
     views, labels = make_data()
     named = {"a": views[0], "b": views[1]}
@@ -423,10 +461,10 @@ def test_pretraining_refuses_weights(name):
         ),
         (lambda: DCCA(encoders(), predictors(), epsilon=-1.0), "epsilon=-1.0"),
         (lambda: MultiviewClassifier(encoders(3), predictors(3)), "num_components=None, 3 views"),
-        (lambda: DCCA(encoders(3), predictors(3)), "DCCA correlates two views.*3 encoders"),
+        (lambda: DCCA(encoders(3), predictors(3)), "num_components=None, 3 views"),
         (
             lambda: MultiviewClassifier(encoders(3), predictors(3), method="rrm"),
-            "`correlation_weight` correlates two views.*3 encoders",
+            "num_components=None, 3 views",
         ),
         (lambda: DCCA(encoders(), predictors(), num_components=0), "num_components=0"),
         (
@@ -452,4 +490,7 @@ def test_bad_views_are_refused():
         model.build([x.shape for x in views[:2]])
     model = MultiviewClassifier(encoders(), predictors(), num_components=4)
     with pytest.raises(ValueError, match=r"min\(d1, d2\) = 3.*num_components=4"):
+        model(views[:2])
+    model = MultiviewClassifier(encoders(), [Dense(2), Dense(3)])
+    with pytest.raises(ValueError, match=r"outputs of one shape.*\(None, 2\), \(None, 3\)"):
         model(views[:2])

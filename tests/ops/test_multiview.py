@@ -202,10 +202,40 @@ def test_gradient(objective, k, sizes, lam):
     assert_gradient(x, random_directions(x.shape), correlation, lam)
 
 
-def test_gradient_three_views():
-    x = shared_views(25, (3, 4, 2), seed=8)
-    correlation = Correlation((3, 4, 2), 3, 1e-3, "gcca")
+@pytest.mark.parametrize("n, k", [(25, 3), (25, 8), (6, 3), (6, 9)])
+def test_gradient_three_views(n, k):
+    x = shared_views(n, (3, 4, 2), seed=8)
+    correlation = Correlation((3, 4, 2), k, 1e-2, "gcca")
     assert_gradient(x, random_directions(x.shape), correlation, 2.0)
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_gradient_three_views_of_deficient_rank(k):
+    rng = np.random.default_rng(17)
+    left, right = rng.normal(size=(30, 2)), rng.normal(size=(2, 4))
+    others = left @ rng.normal(size=(2, 5)) + 0.5 * rng.normal(size=(30, 5))
+    others[:, 1] = others[:, 0]  # a duplicated column in the second view
+    x = np.c_[left @ right, others]
+    directions = []
+    for d in rng.normal(size=(4, 30, 5)):
+        d[:, 1] = d[:, 0]
+        turned = rng.normal(size=(30, 2)) @ right + left @ rng.normal(size=(2, 4))
+        directions.append(np.c_[turned, d])
+    correlation = Correlation((4, 3, 2), k, 1e-3, "gcca")
+    assert_gradient(x, directions, correlation, 1.0, atol=3e-6)
+    moved = prox(x, correlation, 1.0).output.numpy()
+    np.testing.assert_allclose(moved[:, 4], moved[:, 5], atol=1e-10)
+
+
+@pytest.mark.parametrize("n, k", [(40, 4), (40, 9), (7, 4)])
+def test_three_views_equal_the_full_problem(n, k):
+    x = shared_views(n, (3, 4, 2), seed=18)
+    correlation = Correlation((3, 4, 2), k, 1e-2, "gcca")
+    found = prox(x, correlation, 2.0, **TIGHT)
+    expected, objective = reference.prox(x, (3, 4, 2), 2.0, k, 1e-2, "gcca")
+    value = 2.0 / (2 * n) * np.sum((found.output - x) ** 2) + correlation.constant
+    np.testing.assert_allclose(value - found.correlation_after, objective, atol=1e-9)
+    np.testing.assert_allclose(found.output, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("epsilon", [1e-4, 0.1])

@@ -146,9 +146,9 @@ def three_views(lam, repeats):
             layer = ProxGCCA(k, lam=lam, epsilon=EPSILON, split=(15, 15, 15))
             steps.append((three, step_of(layer)))
         times = []
-        for x, step in steps:
+        for x, step in ((tf.constant(x), step) for x, step in steps):
             g = tf.random.stateless_normal(x.shape, (0, 1))
-            times.append(median_time(lambda a=(tf.constant(x), g), s=step: s(*a), max(repeats, 15)))
+            times.append(median_time(lambda a=(x, g), s=step: s(*a), max(repeats, 15)))
         print(
             f"{signal:6d} {1e3 * times[0]:8.1f} "
             + " ".join(f"{1e3 * t:12.1f} {t / times[0]:5.2f}" for t in times[1:]),

@@ -72,6 +72,26 @@ def check_bool(name: str, value: object) -> bool:
     return value
 
 
+def check_device(value: object) -> str | None:
+    """Returns a `solver_device` (None or a device name such as "CPU:0"), or raises a `ValueError`.
+
+    Args:
+        value: what came.
+    """
+    if value is None:
+        return None
+    try:
+        device = tf.DeviceSpec.from_string(value)
+    except (ValueError, AttributeError, TypeError):
+        device = None
+    if device is None or device.device_type is None:
+        raise ValueError(
+            '`solver_device` must be None or the name of a device such as "CPU:0" or '
+            f'"/GPU:1". Received: solver_device={value!r}'
+        )
+    return str(value)
+
+
 def at_least_float32(dtype: str | tf.DType) -> tf.DType:
     """The dtype to compute in: `dtype` itself, or float32 where it is a 16-bit float.
 

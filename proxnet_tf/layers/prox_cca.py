@@ -10,6 +10,7 @@ from proxnet_tf.layers.common import (
     add_lam,
     at_least_float32,
     check_choice,
+    check_device,
     check_integer,
     check_number,
 )
@@ -39,6 +40,8 @@ class _MultiviewProx(keras.layers.Layer):
         split: tuple[int, ...] | None,
         jit_solver: bool,
         nan_is_missing: bool,
+        synchronized: bool,
+        solver_device: str | None,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -59,6 +62,13 @@ class _MultiviewProx(keras.layers.Layer):
         self.split = views.check_split(split)
         self.jit_solver = bool(jit_solver)
         self.nan_is_missing = bool(nan_is_missing)
+        self.synchronized = bool(synchronized)
+        if self.synchronized and self.gradient != "implicit":
+            raise ValueError(
+                "`synchronized=True` needs gradient='implicit'. Received: "
+                f"gradient={gradient!r}"
+            )
+        self.solver_device = check_device(solver_device)
         self.supports_masking = True
         self.supports_jit = False  # eigh and svd have no good XLA kernels
         self.lam = add_lam(self, self.initial_lam)
@@ -80,6 +90,7 @@ class _MultiviewProx(keras.layers.Layer):
                 trainable=False,
                 dtype=at_least_float32(self.variable_dtype).name,
                 autocast=False,
+                aggregation="mean",  # over replicas; equal on all when synchronized
             )
             self.moving_mean = self.add_weight(
                 name="moving_mean", shape=(width,), initializer="zeros", **options
@@ -137,6 +148,8 @@ class _MultiviewProx(keras.layers.Layer):
             tolerance=self.tolerance,
             max_iterations=self.max_iterations,
             jit=self.jit_solver and tf.test.is_built_with_xla(),
+            all_reduce=self._all_reduce,
+            solver_device=self.solver_device,
         )
         if training and self.inference == "moving":
             mean = tf.cast(found.mean, self.moving_mean.dtype)
@@ -157,13 +170,19 @@ class _MultiviewProx(keras.layers.Layer):
                 self._monitors[name].update_state(tf.stop_gradient(tf.cast(value, "float32")))
         return found.output
 
+    def _all_reduce(self, *sums):
+        replica = tf.distribute.get_replica_context()  # None while a model is built under a scope
+        if not self.synchronized or replica is None or replica.num_replicas_in_sync == 1:
+            return sums
+        return tuple(replica.all_reduce(tf.distribute.ReduceOp.SUM, list(sums)))
+
     def _apply_moving(self, rows, valid):
         mean = tf.cast(self.moving_mean, rows.dtype)
         moved = mean + tf.matmul(rows - mean, tf.cast(self.moving_map, rows.dtype))
         return moved if valid is None else tf.where(valid, moved, rows)
 
     def _watch(self, name, rows, valid):
-        gram, count = gram_of(tf.stop_gradient(rows), valid)
+        gram, count = gram_of(tf.stop_gradient(rows), valid, self._all_reduce)
         value = tf.reduce_sum(correlations(self._correlation, gram, count))
         self._monitors[name].update_state(tf.cast(value, "float32"))
 
@@ -186,6 +205,8 @@ class _MultiviewProx(keras.layers.Layer):
             "split": self.split,
             "jit_solver": self.jit_solver,
             "nan_is_missing": self.nan_is_missing,
+            "synchronized": self.synchronized,
+            "solver_device": self.solver_device,
         }
 
 
@@ -234,6 +255,12 @@ class ProxCCA(_MultiviewProx):
             results are equal up to the tolerance.
         nan_is_missing: whether a NaN marks its view as missing in that row, as a mask does; False
             by default.
+        synchronized: under a `tf.distribute` strategy, whether to solve for the rows of all
+            replicas together (exactly as one device would; n, sums and D x D matrices travel)
+            or, by default, for those of each replica. Needs gradient="implicit".
+        solver_device: such as "CPU:0", where the D x D problem is solved; None (the default)
+            leaves it to TensorFlow. Only D x D matrices travel. With a GPU and small D the host
+            is often faster.
 
     Call arguments:
         inputs: list or tuple of two views `(batch, d_j)` or `(batch, time, d_j)`, or one such
@@ -276,6 +303,8 @@ class ProxCCA(_MultiviewProx):
         split: tuple[int, int] | None = None,
         jit_solver: bool = True,
         nan_is_missing: bool = False,
+        synchronized: bool = False,
+        solver_device: str | None = None,
         **kwargs: Any,
     ):
         super().__init__(
@@ -292,6 +321,8 @@ class ProxCCA(_MultiviewProx):
             split=split,
             jit_solver=jit_solver,
             nan_is_missing=nan_is_missing,
+            synchronized=synchronized,
+            solver_device=solver_device,
             **kwargs,
         )
 
@@ -322,8 +353,8 @@ class ProxGCCA(_MultiviewProx):
         num_components: k, the width of the core, 1 <= k <= d_1 + .. + d_J. Directions with
             mu <= 1e-9 take no part.
         lam, epsilon, solver, gradient, inference, momentum, max_iterations, tolerance, monitor,
-        jit_solver, nan_is_missing: as for `ProxCCA`; the monitored correlation is the sum of the
-            k values mu.
+        jit_solver, nan_is_missing, synchronized, solver_device: as for `ProxCCA`; the monitored
+            correlation is the sum of the k values mu.
         split: widths of the views when they come side by side in one tensor; two halves by
             default.
 
@@ -360,6 +391,8 @@ class ProxGCCA(_MultiviewProx):
         split: tuple[int, ...] | None = None,
         jit_solver: bool = True,
         nan_is_missing: bool = False,
+        synchronized: bool = False,
+        solver_device: str | None = None,
         **kwargs: Any,
     ):
         super().__init__(
@@ -376,6 +409,8 @@ class ProxGCCA(_MultiviewProx):
             split=split,
             jit_solver=jit_solver,
             nan_is_missing=nan_is_missing,
+            synchronized=synchronized,
+            solver_device=solver_device,
             **kwargs,
         )
 

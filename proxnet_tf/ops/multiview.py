@@ -1,5 +1,6 @@
 """The multiview proximal map on a batch: two passes over the rows around the D x D solve."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -105,16 +106,20 @@ def _moments(x, valid, all_reduce):
     return _Moments(shift, tf.cast(shift, tf.float64) + offset, count, gram)
 
 
-def _rank_tolerance(x):
+def _rank_tolerance(x, count):
     """Share of a view's largest variance below which a direction is rounding."""
     if x.dtype == tf.float64:
         return 1e-10
-    return tf.where(tf.shape(x)[0] <= EXACT_ROWS, tf.constant(1e-10, tf.float64), 1e-6)
+    return tf.where(count <= EXACT_ROWS, tf.constant(1e-10, tf.float64), 1e-6)
 
 
-def gram_of(x: tf.Tensor, valid: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+def gram_of(
+    x: tf.Tensor,
+    valid: tf.Tensor | None = None,
+    all_reduce: Callable[..., tuple[tf.Tensor, ...]] = _identity,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Gram matrix `[D, D]` of the centred valid rows of x `[n, D]`, and their number; float64."""
-    moments = _moments(x, valid, _identity)
+    moments = _moments(x, valid, all_reduce)
     return moments.gram, moments.count
 
 
@@ -210,6 +215,7 @@ def multiview_prox(
     max_iterations: int = 200,
     jit: bool = True,
     all_reduce: Callable[..., tuple[tf.Tensor, ...]] = _identity,
+    solver_device: str | None = None,
 ) -> MultiviewProx:
     """P = argmin_P lam/(2n) ||P - X||_F^2 + L(P), equation (8) of the paper for J views.
 
@@ -231,6 +237,8 @@ def multiview_prox(
         max_iterations: of the solver.
         jit: whether XLA compiles the inner loop.
         all_reduce: sums tensors over replicas, for the map of a global batch; identity by default.
+            Only n, sums of rows and D x D matrices pass through it. Not with "finite_difference".
+        solver_device: where the D x D problem is solved; by default where TensorFlow puts it.
 
     Returns:
         A `MultiviewProx`. Where an input is not finite, the valid outputs are NaN. With fewer
@@ -242,17 +250,21 @@ def multiview_prox(
     options: dict[str, Any] = dict(tolerance=tolerance, jit=jit)
     lam = tf.stop_gradient(tf.cast(lam, tf.float64))
 
+    def on_solver_device():
+        return tf.device(solver_device) if solver_device else contextlib.nullcontext()
+
     def forward(x):
         moments = _moments(x, valid, all_reduce)
         finite = tf.reduce_all(tf.math.is_finite(moments.gram))
         gram = tf.where(finite, moments.gram, tf.zeros_like(moments.gram))
-        reduction = gram_problem.reduce_gram(
-            correlation, gram, moments.count, lam, _rank_tolerance(x)
-        )
-        found = gram_prox.solve(
-            correlation, reduction, solver=solver, max_iterations=max_iterations, **options
-        )
-        step = tf.matmul(reduction.pinv, found.point.w - reduction.root)
+        with on_solver_device():
+            reduction = gram_problem.reduce_gram(
+                correlation, gram, moments.count, lam, _rank_tolerance(x, moments.count)
+            )
+            found = gram_prox.solve(
+                correlation, reduction, solver=solver, max_iterations=max_iterations, **options
+            )
+            step = tf.matmul(reduction.pinv, found.point.w - reduction.root)
         step = tf.where(finite, step, tf.cast(np.nan, step.dtype))
         # Pc = Xc M as one product with the rows: P = X M + (mean - mean M).
         linear = step + tf.eye(correlation.width, dtype=step.dtype)
@@ -272,12 +284,13 @@ def multiview_prox(
 
         cross, total = all_reduce(*_sum_over_rows(part, y, x, valid))
         cross -= (moments.mean - tf.cast(moments.shift, tf.float64))[:, None] * total
-        inside = tf.matmul(reduction.pinv, cross, transpose_a=True)
-        usable = tf.where(tf.math.is_finite(inside), inside, tf.zeros_like(inside))
-        u = gram_prox.solve_hessian(correlation, reduction, found.point, usable, **options)
-        shrink = gram_prox.shrinkage(correlation, reduction, found.point)
-        of_x = tf.matmul(reduction.pinv, u - tf.matmul(inside, shrink))
-        of_x += gram_problem.turning(correlation, reduction, step, cross)
+        with on_solver_device():
+            inside = tf.matmul(reduction.pinv, cross, transpose_a=True)
+            usable = tf.where(tf.math.is_finite(inside), inside, tf.zeros_like(inside))
+            u = gram_prox.solve_hessian(correlation, reduction, found.point, usable, **options)
+            shrink = gram_prox.shrinkage(correlation, reduction, found.point)
+            of_x = tf.matmul(reduction.pinv, u - tf.matmul(inside, shrink))
+            of_x += gram_problem.turning(correlation, reduction, step, cross)
         change = shrink - tf.eye(correlation.width, dtype=shrink.dtype)
         constant = -_row(total / tf.maximum(moments.count, 1.0), change)
         constant -= _row(moments.mean, of_x)

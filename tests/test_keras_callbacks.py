@@ -1,0 +1,110 @@
+"""Keras's own callbacks around a model with a proximal layer and a lam schedule."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from proxnet_tf import LambdaSchedule, ProxCCA, linear_lambda
+from tests.helpers.data import shared_views
+
+X = shared_views(48, (3, 3), seed=1).astype("float32")
+TARGET = X[:, :1] - X[:, 3:4]
+
+
+def make_model():
+    keras.utils.set_random_seed(0)
+    layer = ProxCCA(lam=7.0, inference="moving", momentum=0.5, monitor=True, jit_solver=False)
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(6), layer, keras.layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    return model
+
+
+def fit(model, *callbacks, epochs=5):
+    return model.fit(
+        X[:32],
+        TARGET[:32],
+        validation_data=(X[32:], TARGET[32:]),
+        batch_size=16,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=[LambdaSchedule(linear_lambda(0.5, 1.0)), *callbacks],
+    ).history
+
+
+def lam_of(model):
+    return float(model.layers[1].lam)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    model = make_model()
+    return fit(model), model.get_weights()
+
+
+def test_tensorboard_gets_lam_and_the_correlations(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    fit(make_model(), keras.callbacks.TensorBoard(tmp_path), epochs=2)
+    found = {}
+    for part in ("train", "validation"):
+        events = EventAccumulator(str(tmp_path / part), size_guidance={"tensors": 0}).Reload()
+        found[part] = events
+    assert {"epoch_lam", "epoch_correlation", "epoch_residual"} <= {
+        *found["train"].Tags()["tensors"]
+    }
+    assert "epoch_correlation" in found["validation"].Tags()["tensors"]
+    values = [float(tf.make_ndarray(e.tensor_proto)) for e in found["train"].Tensors("epoch_lam")]
+    assert values == [0.5, 1.0]
+
+
+def test_checkpoint_of_the_best_epoch_has_its_lam(tmp_path, uninterrupted):
+    path = tmp_path / "best.keras"
+    history = fit(
+        make_model(),
+        keras.callbacks.ModelCheckpoint(
+            path, monitor="val_correlation", mode="min", save_best_only=True
+        ),
+    )
+    np.testing.assert_allclose(history["loss"], uninterrupted[0]["loss"], rtol=1e-4)
+    best = int(np.argmin(history["val_correlation"]))
+    reloaded = keras.saving.load_model(path)
+    assert lam_of(reloaded) == history["lam"][best] == 0.5 * (best + 1)
+    value = reloaded.evaluate(X[32:], TARGET[32:], batch_size=16, verbose=0, return_dict=True)
+    np.testing.assert_allclose(value["loss"], history["val_loss"][best], rtol=1e-4)
+
+
+def test_early_stopping_restores_the_best_epoch(uninterrupted):
+    history, _ = uninterrupted
+    mode = "min" if np.argmin(history["val_correlation"]) < 3 else "max"
+    stop = keras.callbacks.EarlyStopping(
+        monitor="val_correlation", mode=mode, patience=1, restore_best_weights=True
+    )
+    model = make_model()
+    stopped = fit(model, stop)
+    pick = np.argmin if mode == "min" else np.argmax
+    best = int(pick(stopped["val_correlation"]))
+    assert stop.best_epoch == best
+    assert lam_of(model) == 0.5 * (best + 1)
+
+
+def test_backup_and_restore_continue_an_interrupted_run(tmp_path, uninterrupted):
+    history, weights = uninterrupted
+
+    class Killed(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if len(self.model.history.epoch) == 3 and batch == 1:  # in the fourth epoch
+                raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        fit(make_model(), keras.callbacks.BackupAndRestore(tmp_path / "backup"), Killed())
+    model = make_model()
+    resumed = fit(model, keras.callbacks.BackupAndRestore(tmp_path / "backup"))
+    assert resumed["lam"] == history["lam"][3:] == [2.0, 2.5]
+    for name in ("loss", "val_loss", "correlation", "val_correlation"):
+        np.testing.assert_allclose(resumed[name], history[name][3:], rtol=1e-4)
+    for found, expected in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -65,8 +65,7 @@ class _MultiviewProx(keras.layers.Layer):
         self.synchronized = bool(synchronized)
         if self.synchronized and self.gradient != "implicit":
             raise ValueError(
-                "`synchronized=True` needs gradient='implicit'. Received: "
-                f"gradient={gradient!r}"
+                f"`synchronized=True` needs gradient='implicit'. Received: gradient={gradient!r}"
             )
         self.solver_device = check_device(solver_device)
         self.supports_masking = True

@@ -28,6 +28,10 @@ from proxnet_tf.ops.krylov import conjugate_gradient
 from proxnet_tf.ops.spectral import Correlation, Spectrum
 
 CG_ITERATIONS = 300
+# From this width on products dominate, and conjugate gradients run in float32: as steps that
+# Newton's method corrects, or with refinement in float64.
+WIDE = 128
+REFINEMENTS = 12
 
 
 class Solution(NamedTuple):
@@ -56,6 +60,38 @@ def _conjugate_gradient(correlation, hessian, rhs, tolerance, radius=None):
         axes=(-2, -1),
         radius=radius,
     )
+
+
+def _cast(structure, dtype):
+    return tf.nest.map_structure(
+        lambda a: tf.cast(a, dtype) if tf.is_tensor(a) and a.dtype.is_floating else a, structure
+    )
+
+
+def _approximate(correlation, hessian, rhs, tolerance, radius=None):
+    """`_conjugate_gradient` to a tolerance of at least 1e-4, in float32 where that is faster."""
+    if correlation.width < WIDE:
+        return _conjugate_gradient(correlation, hessian, rhs, tolerance, radius)
+    data = _cast((hessian, rhs, tf.maximum(tolerance, 1e-4), radius), tf.float32)
+    return _cast(_conjugate_gradient(correlation, *data), rhs.dtype)
+
+
+def _solve_linear(correlation, hessian, rhs, tolerance):
+    """H^-1 rhs."""
+    if correlation.width < WIDE:
+        return _conjugate_gradient(correlation, hessian, rhs, tolerance).solution
+
+    def go_on(i, x, r, better):
+        return better & (tf.norm(r) > tolerance * tf.norm(rhs))
+
+    def refine(i, x, r, _):
+        step = _approximate(correlation, hessian, r, tf.cast(1e-3, r.dtype)).solution
+        rest = r - hessian_product(correlation, hessian, step)
+        better = tf.norm(rest) < 0.5 * tf.norm(r)  # False for NaN
+        return i + 1, tf.where(better, x + step, x), tf.where(better, rest, r), better
+
+    start = tf.zeros([], tf.int32), tf.zeros_like(rhs), rhs, tf.constant(True)
+    return tf.while_loop(go_on, refine, start, maximum_iterations=REFINEMENTS)[1]
 
 
 def _retract(correlation, hessian, spectrum, v):
@@ -133,7 +169,7 @@ def _propose(correlation, reduction, state, inverses, tolerance):
     # Superlinear, but no more exact than the last step needs.
     enough = tf.minimum(0.2 * tf.math.divide_no_nan(tolerance, point.residual), 0.1)
     forcing = tf.clip_by_value(tf.sqrt(point.residual), enough, 0.1)
-    found = _conjugate_gradient(correlation, hessian, -point.slope, forcing, state.radius)
+    found = _approximate(correlation, hessian, -point.slope, forcing, state.radius)
     v = _retract(correlation, hessian, point.spectrum, found.solution)
     w = point.w + tf.matmul(v, point.spectrum.inverse)
     w -= tf.matmul(w, reduction.unused)
@@ -298,8 +334,7 @@ def _hessian_solve(correlation, reduction, point, inverses, rhs, tolerance):
     inverse = point.spectrum.inverse
     hessian = hessian_at(correlation, reduction, point, inverses)
     mapped = tf.matmul(rhs, inverse, transpose_b=True)
-    found = _conjugate_gradient(correlation, hessian, mapped, tolerance)
-    u = tf.matmul(found.solution, inverse)
+    u = tf.matmul(_solve_linear(correlation, hessian, mapped, tolerance), inverse)
     return u + tf.matmul(rhs - u, reduction.unused)  # H is the identity outside the row spaces
 
 

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from proxnet_tf.ops import gram_prox
 from proxnet_tf.ops.multiview import correlation_loss, multiview_prox
 from proxnet_tf.ops.spectral import Correlation
 from tests.helpers import multiview_reference as reference
@@ -477,6 +478,29 @@ def test_many_float32_rows_are_read_in_blocks(known):
     assert np.linalg.norm(gradient - slope) <= 1e-5 * np.linalg.norm(slope)
     np.testing.assert_array_equal(output[:, 5], x[:, 5].astype("float32"))
     np.testing.assert_allclose(output[:, 1], output[:, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("objective, sizes", [("cca", (70, 62)), ("gcca", (50, 40, 42))])
+@pytest.mark.parametrize("lam", [1.0, 30.0])
+def test_wide_views_are_solved_in_single_precision_with_refinement(
+    objective, sizes, lam, monkeypatch
+):
+    rng = np.random.default_rng(20)
+    latent = rng.normal(size=(400, 10))
+    x = latent @ rng.normal(size=(10, 132)) + rng.normal(size=(400, 132))
+    cotangent = rng.normal(size=x.shape)
+    correlation = Correlation(sizes, 20, 1e-2, objective)
+    found = prox(x, correlation, lam)
+    assert found.converged and found.residual <= 1e-8
+    output, gradient = prox_and_gradient(x, cotangent, correlation, lam, **TIGHT)
+    monkeypatch.setattr(gram_prox, "WIDE", 1000)
+    gram_prox._compile.cache_clear()
+    gram_prox._solver.cache_clear()
+    expected, exact = prox_and_gradient(x, cotangent, correlation, lam, **TIGHT)
+    gram_prox._compile.cache_clear()
+    gram_prox._solver.cache_clear()
+    np.testing.assert_allclose(output, expected, atol=1e-8)
+    np.testing.assert_allclose(gradient, exact, atol=1e-7)
 
 
 def test_mean_far_from_zero():

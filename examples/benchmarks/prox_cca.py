@@ -180,20 +180,22 @@ def growth(d, repeats):
     print(f"   growth: {slope['layer'] / slope['products']:.2f} x the two products")
 
 
+def resident(key, anew=False):
+    """A figure on the memory of this process (Linux), bytes; `anew`: peaks count from now on."""
+    if anew:
+        ctypes.CDLL(None).malloc_trim(0)  # what is free must not hide what a step needs
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key))
+
+
 def peak_memory(n, d):
-    """Runs in a process of its own (Linux): peak resident memory of a step above the inputs."""
+    """Runs in a process of its own: peak resident memory of a step above the inputs."""
     arrays = [tf.zeros((n, 2 * d)) + tf.range(2.0 * d), tf.ones((n, 2 * d))]
     step = step_of(ProxCCA(lam=10.0, epsilon=EPSILON))
     step(*(a[:5000] for a in arrays))
-    ctypes.CDLL(None).malloc_trim(0)  # what is free must not hide what the step needs
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak starts anew from what is resident now
-
-    def resident(key):
-        with open("/proc/self/status") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key))
-
-    before = resident("VmRSS")
+    before = resident("VmRSS", anew=True)
     step(*arrays)
     above = resident("VmHWM") - before
     print(f"{n:9d} {above / 2**20:8.0f} MB {above / (8 * n * d):6.2f}")

@@ -184,6 +184,7 @@ EVERY_ARGUMENT = dict(
     split=(4, 6),
     jit_solver=False,
     nan_is_missing=True,
+    solver_device="CPU:0",
 )
 # Tracing these takes long; the values of both are tested above.
 SLOW = dict(solver="newton", gradient="implicit")
@@ -191,8 +192,10 @@ SLOW = dict(solver="newton", gradient="implicit")
 
 def test_config_holds_every_argument():
     layer = ProxCCA(**EVERY_ARGUMENT)
-    check_config(layer)
+    check_config(layer, allow_default={"synchronized"})
     assert {name: layer.get_config()[name] for name in EVERY_ARGUMENT} == EVERY_ARGUMENT
+    replicas = ProxCCA(synchronized=True)
+    assert ProxCCA.from_config(replicas.get_config()).synchronized
 
 
 @pytest.mark.parametrize(
@@ -208,14 +211,15 @@ def test_config_holds_every_argument():
 def test_keras_contract(inference, training, tmp_path):
     layer = ProxCCA(**(EVERY_ARGUMENT | SLOW | {"inference": inference}))
     x = shared_views(20, (4, 6)).astype("float32")
-    defaults = {*SLOW, "inference"}
+    defaults = {*SLOW, "inference", "synchronized"}
     check_layer(layer, x, tmp_path, training=training, atol=1e-4, allow_default=defaults)
 
 
 def test_keras_contract_of_a_list_of_sequences(tmp_path):
     layer = layer_of(2, lam=3.0, inference="batch", split=(3, 4))
     inputs = [v.reshape(5, 6, -1) for v in views(30, (3, 4))]
-    defaults = {*EVERY_ARGUMENT} - {"num_components", "lam", "inference", "split", "jit_solver"}
+    defaults = {*EVERY_ARGUMENT, "synchronized"}
+    defaults -= {"num_components", "lam", "inference", "split", "jit_solver"}
     check_layer(layer, inputs, tmp_path, atol=1e-4, allow_default=defaults)
 
 
@@ -684,6 +688,12 @@ def test_no_metrics_without_monitor():
         (dict(momentum=1.0), r"`momentum` must be in \[0, 1\).*momentum=1.0"),
         (dict(momentum=-0.1), "`momentum` must be a finite number >= 0.*momentum=-0.1"),
         (dict(max_iterations=0), "`max_iterations` must be an integer >= 1.*max_iterations=0"),
+        (
+            dict(synchronized=True, gradient="finite_difference"),
+            "`synchronized=True` needs gradient='implicit'.*'finite_difference'",
+        ),
+        (dict(solver_device="host"), "such as \"CPU:0\" .*solver_device='host'"),
+        (dict(solver_device=0), "name of a device.*solver_device=0"),
         (dict(tolerance=0.0), "`tolerance` must be a finite number > 0.*tolerance=0.0"),
         (dict(split=7), "`split` must be a tuple with the widths.*split=7"),
         (dict(split=(3,)), r"`split` must be a tuple with the widths.*split=\(3,\)"),

@@ -49,8 +49,9 @@ def test_layer(inference, tmp_path):
         jit_solver=False,
         solver="lbfgs",
         nan_is_missing=True,
+        solver_device="CPU:0",
     )
-    check_layer(layer, views, tmp_path)
+    check_layer(layer, views, tmp_path, allow_default={"synchronized"})
 
 
 def test_side_by_side_equals_list():

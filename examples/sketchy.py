@@ -261,7 +261,10 @@ def load(classes, seed, options):
     if options.data is None:
         pairs = glyph_pairs(classes, options.pairs, seed)
     elif options.data.is_dir():
-        pairs = load_sketchy(options.data, classes, size=options.size, seed=seed)
+        count = options.pairs
+        pairs = load_sketchy(
+            options.data, classes, pairs_per_class=count, size=options.size, seed=seed
+        )
     else:
         return load_sketchy_pickle(options.data, classes, allow_pickle=options.allow_pickle)
     train_data, test_data = split_pairs(pairs, seed=seed)
@@ -382,7 +385,7 @@ def parse(arguments=None):
     parser.add_argument("--data", type=Path, help="folder or pickle (none: glyphs)")
     parser.add_argument("--allow-pickle", action="store_true", help="only of a file you trust")
     parser.add_argument("--size", type=int, default=128, help="of Sketchy's images, pixels")
-    parser.add_argument("--pairs", type=int, default=100, help="of glyphs a class")
+    parser.add_argument("--pairs", type=int, default=100, help="a class, 80 %% of them to train")
     parser.add_argument("--classes", nargs="+", type=int, default=[20, 50, 100])
     parser.add_argument("--methods", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])

@@ -1,0 +1,131 @@
+"""Archives stay in their folder, pickles need a flag, errors name file and source."""
+
+import io
+import pickle
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+
+from proxnet_tf.datasets import unpack
+from proxnet_tf.datasets.files import folder_of, read_npz, read_pickle, read_table, required
+
+SOURCE = "https://example.org/data"
+
+
+def make_tar(path, members):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            if content is None:
+                entry.type, entry.linkname = tarfile.SYMTYPE, "/etc"
+                archive.addfile(entry)
+            else:
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
+
+
+def make_zip(path, members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            entry = zipfile.ZipInfo(name)
+            if content is None:
+                entry.external_attr = 0o120777 << 16
+            archive.writestr(entry, content or "/etc")
+
+
+MAKERS = pytest.mark.parametrize("make", [make_zip, make_tar])
+
+
+@MAKERS
+def test_unpack_writes_the_members(make, tmp_path):
+    make(tmp_path / "a", {"one/two.txt": b"2", "three.txt": b"3"})
+    unpack(tmp_path / "a", tmp_path / "out")
+    assert (tmp_path / "out/one/two.txt").read_bytes() == b"2"
+    assert (tmp_path / "out/three.txt").read_bytes() == b"3"
+
+
+@MAKERS
+@pytest.mark.parametrize("name", ["../evil.txt", "one/../../evil.txt", "link"])
+def test_unpack_refuses_members_that_leave_the_folder(make, name, tmp_path):
+    make(tmp_path / "a", {"good.txt": b"1", name: None if name == "link" else b"2"})
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        unpack(tmp_path / "a", tmp_path / "out/deep")
+    assert not [p for p in tmp_path.rglob("*") if p.name in ("evil.txt", "good.txt", "link")]
+
+
+def test_unpack_refuses_absolute_names(tmp_path):
+    make_zip(tmp_path / "a.zip", {str(tmp_path / "evil.txt"): b"2"})
+    with pytest.raises(ValueError, match=r"evil.txt.*leaves the folder"):
+        unpack(tmp_path / "a.zip", tmp_path / "out")
+
+
+@MAKERS
+def test_unpack_refuses_truncated_archives(make, tmp_path):
+    content = np.random.default_rng(0).bytes(5000)
+    make(tmp_path / "a", {"one.bin": content})
+    (tmp_path / "a").write_bytes((tmp_path / "a").read_bytes()[:2500])
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        unpack(tmp_path / "a", tmp_path / "out")
+
+
+def test_folder_of_searches_folders_and_archives(tmp_path):
+    (tmp_path / "x/y/train").mkdir(parents=True)
+    (tmp_path / "x/y/train/a.txt").write_text("1")
+    with folder_of(tmp_path, "train/a.txt", SOURCE) as root:
+        assert root == tmp_path / "x/y"
+    inner = io.BytesIO()
+    make_zip(inner, {"data/train/a.txt": b"7"})
+    make_zip(tmp_path / "outer.zip", {"inner.zip": inner.getvalue()})
+    with folder_of(tmp_path / "outer.zip", "train/a.txt", SOURCE) as root:
+        assert (root / "train/a.txt").read_text() == "7"
+    assert not root.exists()
+    with pytest.raises(ValueError, match=rf"'b.txt' is missing.*{SOURCE}"):
+        with folder_of(tmp_path / "outer.zip", "b.txt", SOURCE):
+            pass
+
+
+class Trap:
+    def __reduce__(self):
+        return print, ("a pickle was loaded",)
+
+
+def test_pickles_need_the_flag(tmp_path, capsys):
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(Trap()))
+    for flag in (False, 1, "yes"):
+        with pytest.raises(ValueError, match="allow_pickle=True"):
+            read_pickle(tmp_path / "a.pkl", flag, SOURCE)
+    assert capsys.readouterr().out == ""
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps([1, "b"]))
+    assert read_pickle(tmp_path / "a.pkl", True, SOURCE) == [1, "b"]
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(list(range(99)))[:-9])
+    with pytest.raises(ValueError, match=f"not a whole pickle.*{SOURCE}"):
+        read_pickle(tmp_path / "a.pkl", True, SOURCE)
+
+
+def test_arrays_and_tables(tmp_path):
+    with pytest.raises(ValueError, match=rf"no.txt: there is no such file.*{SOURCE}"):
+        required(tmp_path / "no.txt", SOURCE)
+    np.savez(tmp_path / "a.npz", x=np.arange(3), y=np.array([{}], object))
+    np.testing.assert_array_equal(read_npz(tmp_path / "a.npz", ["x"], SOURCE)["x"], [0, 1, 2])
+    with pytest.raises(ValueError, match=rf"no w, z, only x, y.*{SOURCE}"):
+        read_npz(tmp_path / "a.npz", ["x", "z", "w"], SOURCE)
+    with pytest.raises(ValueError, match=SOURCE):
+        read_npz(tmp_path / "a.npz", ["y"], SOURCE)
+    (tmp_path / "a.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:300])
+    with pytest.raises(ValueError, match=rf"cannot be read as arrays.*{SOURCE}"):
+        read_npz(tmp_path / "a.npz", ["x"], SOURCE)
+
+    (tmp_path / "t.txt").write_text(" 1.5e0 2\n-3 4\n")
+    table = read_table(tmp_path / "t.txt", 2, SOURCE)
+    np.testing.assert_array_equal(table, [[1.5, 2.0], [-3.0, 4.0]])
+    for content, problem in (
+        ("1 2\n3", "not a table"),
+        ("1 2 3\n", "rows of 2 numbers"),
+        ("1 b\n", "not a table"),
+        ("1 nan\n", "not finite"),
+    ):
+        (tmp_path / "t.txt").write_text(content)
+        with pytest.raises(ValueError, match=problem):
+            read_table(tmp_path / "t.txt", 2, SOURCE)

@@ -251,7 +251,8 @@ class ProxLSTM(keras.layers.RNN):
         jit_compile: `True`, `False` or `"auto"`. Whether XLA compiles the loop over time (about
             twice as fast, a few seconds for every new shape of the input), also where the model
             around it is not compiled so. `"auto"`: in graphs, if the number of time steps is
-            fixed. Use `False` to convert the layer for a runtime without XLA.
+            fixed. Use `False` to convert the layer for a runtime without XLA; LiteRT takes it
+            with `unroll=True` (the loop over time needs the select operations of TensorFlow).
         return_sequences: Boolean, return h_t of every step rather than of the last one.
         return_state: Boolean, return h and c after the last step too.
         go_backwards: Boolean, process the sequence backwards, return it reversed.

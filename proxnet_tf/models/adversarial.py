@@ -258,5 +258,9 @@ def _split(model, layer):
             "Everything between the model's inputs and its output must pass through the input of "
             f"`layer`. Received: layer={layer!r}"
         ) from error
-    front = keras.Model(model.input, points) if layer is not None else (lambda x, training: [x])
+    if layer is None:
+        return (lambda x, training: [x]), back, floating[0]
+    # A sequential model that was never called has no `input`.
+    source = inputs[0] if isinstance(model, keras.Sequential) else model.input
+    front = keras.Model(source, points)
     return front, back, floating[0]

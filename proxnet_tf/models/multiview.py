@@ -225,7 +225,7 @@ class MultiviewClassifier(_MultiviewModel):
     def _build_features(self, codes, input_shape):
         for layer in (self.regularizer, self.prox):
             if layer is not None:
-                layer.build(codes)
+                build_and_infer(layer, codes)
         return codes
 
     def call(self, inputs: Any, training: bool = False) -> Any:

@@ -11,6 +11,7 @@ lam/2 ||c - x||^2 <= R(x) follows (s - ||x||^2)^2 <= ||x||^2 sum_i x_i^4 a(||x||
 minimiser lies in [0, ||x||^2 + root of that], and may exceed ||x||^2, where p (1 - p) is smaller.
 """
 
+import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops.projections import differentiable_once, scalar
@@ -68,7 +69,10 @@ def _search(x2, lam, num_points):
         value_tolerance=0.0,
         max_iterations=100,
     ).estimated_root
-    better = _profile(found, x2, lam) <= _profile(middle, x2, lam)
+    # Where the profile is flat its rounding must not decide for the grid point.
+    value = _profile(middle, x2, lam)
+    slack = 8 * np.finfo(x2.dtype.as_numpy_dtype).eps * tf.abs(value)
+    better = _profile(found, x2, lam) <= value + slack
     return tf.where(better, found, middle)
 
 

@@ -54,6 +54,12 @@ def test_global_minimum(seed, size, lam, scale):
         np.testing.assert_allclose(slope, 0, atol=1e-6 * scale**2)
 
 
+def test_float32_finds_the_minimum_of_a_flat_profile():
+    x = np.random.default_rng(0).standard_normal((200, 12))
+    single = prox_dropout(x.astype("float32"), 0.5)
+    np.testing.assert_allclose(single, prox_dropout(x, 0.5), atol=2e-6)
+
+
 def test_several_local_minima_and_a_minimiser_beyond_the_squared_norm():
     rng = np.random.default_rng(5)
     x = 2 * rng.standard_normal((300, 3))

@@ -269,8 +269,8 @@ class MultiviewHyperModel(_ProxHyperModel):
             tuned["correlation_weight"] = _weight(hp, "correlation_weight")
         elif self.method == "prox":
             tuned["lam"] = self.schedule(hp)(0)
-            if len(views) > 2:
-                tuned["num_components"] = self.num_components(hp)
+        if len(views) > 2 and self.method != "vanilla":
+            tuned["num_components"] = self.num_components(hp)
         twice = tuned.keys() & self.model_arguments.keys()
         if twice:
             raise keras_tuner.errors.FatalValueError(

@@ -188,6 +188,17 @@ def test_every_method_trains(method):
             np.testing.assert_array_equal(before, after.numpy())
 
 
+@pytest.mark.parametrize("method", ["rrm", "prox", "dcca", "dccae"])
+def test_three_views_have_a_common_core_as_wide_as_the_codes(method):
+    hp = keras_tuner.HyperParameters()
+    hp.Fixed("num_components", 12)
+    model = MultiviewHyperModel([(5,), (4,), (3,)], 2, method=method).build(hp)
+    assert model.num_components == 12
+    assert [x.shape[-1] for x in model.encode([np.ones((2, d), "float32") for d in (5, 4, 3)])] == [
+        12
+    ] * 3
+
+
 def test_search_restores_the_best_epoch_with_its_lam(tmp_path):
     tuner = tuner_of(
         keras_tuner.RandomSearch, Small(inference="batch"), tmp_path, max_trials=1,

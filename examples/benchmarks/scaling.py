@@ -10,6 +10,7 @@ that their row shows what synchronizing costs, not a speed-up. Writes a table an
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,8 +51,8 @@ def replicated(count, lam, tolerance):
     return lambda x, g: run(parts(x, g))
 
 
-def measure(case):
-    """One row, in this process."""
+def step_and_data(case):
+    """What a row runs, in this process."""
     if case["replicas"] > 1:
         device = tf.config.list_physical_devices("CPU")[0]
         logical = [tf.config.LogicalDeviceConfiguration()] * case["replicas"]
@@ -63,7 +64,22 @@ def measure(case):
     else:
         step = step_of(ProxCCA(**options))
     step(x, g)
-    peak = resident_above(lambda: step(x, g))
+    return step, x, g
+
+
+def measure_memory(case):
+    """Peak memory of a step above what is there before; every large buffer is a mapping."""
+    step, x, g = step_and_data(case)
+    before = resident("VmRSS", anew=True)
+    results = step(x, g)
+    peak = resident("VmHWM") - before
+    del results
+    return {"peak": peak}
+
+
+def measure(case):
+    """Times of one row."""
+    step, x, g = step_and_data(case)
     seconds = median_time(lambda: step(x, g), case["repeats"])
     square = tf.random.stateless_normal((case["width"],) * 2, (1, 2))
 
@@ -71,23 +87,31 @@ def measure(case):
     def products(x, square):
         return tf.matmul(x, x, transpose_a=True), tf.matmul(x, square)
 
+    options = dict(lam=case["lam"], epsilon=EPSILON, tolerance=case["tolerance"])
     layer = ProxCCA(monitor=True, **options)
     layer(x, training=True)
     logs = {m.name: float(m.result()) for m in layer.metrics}
     return case | {
         "seconds": seconds,
         "products": median_time(lambda: products(x, square), case["repeats"]),
-        "peak": peak,
         "iterations": logs["iterations"],
         "residual": logs["residual"],
     }
 
 
-def resident_above(function):
-    """Bytes by which the resident memory peaks above what it is before."""
-    before = resident("VmRSS", anew=True)
-    function()
-    return resident("VmHWM") - before
+def in_process(case, *arguments):
+    """`measure` or `measure_memory` in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--case", json.dumps(case), *arguments],
+        env=os.environ | ({"MALLOC_MMAP_THRESHOLD_": "65536"} if arguments else {}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"The case {case} failed:\n{done.stderr[-3000:]}")
+    row = next(s for s in done.stdout.splitlines() if s.startswith("ROW "))
+    return json.loads(row.removeprefix("ROW "))
 
 
 def cases(quick):
@@ -121,7 +145,7 @@ def plot(rows, path):
     for axis, (kind, key) in zip(
         axes, (("rows", "n"), ("width", "width"), ("replicas", "replicas")), strict=True
     ):
-        chosen = [r for k, r in rows if k == kind and r["signal"] != 100]
+        chosen = [r for k, r in rows if k == kind and (r["width"], r["signal"]) != (512, 100)]
         x = [r[key] for r in chosen]
         axis.plot(x, [r["seconds"] for r in chosen], "o-", label="ProxCCA")
         axis.plot(x, [r["products"] for r in chosen], "s--", label="X'X and X M alone")
@@ -138,9 +162,11 @@ def main(arguments=None):
     parser.add_argument("--output", type=Path, default=Path("outputs"))
     parser.add_argument("--quick", action="store_true", help="the small cases only")
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--memory", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.case:
-        print("ROW", json.dumps(measure(options.case)))
+        row = (measure_memory if options.memory else measure)(options.case)
+        print("ROW", json.dumps(row))
         return None
     options.output.mkdir(parents=True, exist_ok=True)
     print(
@@ -149,16 +175,7 @@ def main(arguments=None):
     )
     rows = []
     for kind, case in cases(options.quick):
-        done = subprocess.run(
-            [sys.executable, __file__, "--case", json.dumps(case)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"The case {case} failed:\n{done.stderr[-3000:]}")
-        row = next(s for s in done.stdout.splitlines() if s.startswith("ROW "))
-        rows.append((kind, json.loads(row.removeprefix("ROW "))))
+        rows.append((kind, in_process(case) | in_process(case, "--memory")))
         print(line(rows[-1][1]), flush=True)
     plot(rows, options.output / "scaling.png")
     return rows

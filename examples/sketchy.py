@@ -345,29 +345,26 @@ def summary(values):
 def table(results):
     """Markdown: test error and correlation by method and number of classes."""
     counts = list(results)
-    rows = [
-        "| test error, % | " + " | ".join(f"{c} classes | paper" for c in counts) + " |",
-        "|---" * (2 * len(counts) + 1) + "|",
-    ]
-
-    def row(label, method, key, paper=None):
-        cells = []
-        for count in counts:
-            runs = results[count].get(method, {}).values()
-            values = [one[key] for one in runs]
-            cells += [summary(values) if values else "", (paper or {}).get(count, "")]
-        rows.append(f"| {label} | " + " | ".join(cells) + " |")
-
     methods = [m for m in NAMES if any(m in results[count] for count in counts)]
+    columns = "".join(f" {count} classes | paper |" for count in counts)
+    rows = [f"| test error, % |{columns}", "|---" * (2 * len(counts) + 1) + "|"]
+
+    def values(method, key, count):
+        found = [one[key] for one in results[count].get(method, {}).values()]
+        return summary(found) if found else ""
+
     for method in methods:
-        row(NAMES[method], method, "error", PAPER[NAMES[method]])
+        name = NAMES[method]
+        cells = [(values(method, "error", n), PAPER[name].get(n, "")) for n in counts]
+        rows.append(f"| {name} | " + " | ".join(cell for pair in cells for cell in pair) + " |")
+    columns = "".join(f" {count} classes |" for count in counts)
+    rows += ["", f"| test part |{columns}", "|---" * (len(counts) + 1) + "|"]
+    more = [(m, "correlation", f"correlation of the codes, {NAMES[m]}") for m in methods]
     if "prox" in methods:
-        row("ProxNet, layer on at test time", "prox", "error_with_layer")
-    rows += ["", rows[0].replace("test error, %", "total correlation of the codes"), rows[1]]
-    for method in methods:
-        row(NAMES[method], method, "correlation")
-    if "prox" in methods:
-        row("ProxNet, after the layer", "prox", "correlation_with_layer")
+        more.append(("prox", "correlation_with_layer", "correlation after the layer, ProxNet"))
+        more.append(("prox", "error_with_layer", "error with the layer on, ProxNet"))
+    for method, key, label in more:
+        rows.append(f"| {label} | " + " | ".join(values(method, key, n) for n in counts) + " |")
     return "\n".join(rows) + "\n"
 
 

@@ -315,6 +315,8 @@ def run(arguments):
     task = TASKS[arguments.dataset]
     if arguments.units:
         task = dataclasses.replace(task, units=arguments.units)
+    if arguments.random_batches:
+        task = dataclasses.replace(task, by_length=False)
     train, test = (first(part, arguments.examples, 0) for part in task.load(arguments))
     counts = f"{len(train.labels)} and {len(test.labels)} examples"
     print(f"{task.title}: {counts}, up to {train.mask.shape[1]} steps", flush=True)
@@ -422,6 +424,9 @@ def main(argv=None):
     parser.add_argument("--units", type=int, help="of the LSTM, and IMDB's embedding (the task's)")
     parser.add_argument("--words", type=int, default=20000, help="IMDB: size of the vocabulary")
     parser.add_argument("--steps", type=int, default=400, help="IMDB: words kept of a review")
+    parser.add_argument(
+        "--random-batches", action="store_true", help="not of sequences of similar length"
+    )
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("outputs"))
     arguments = parser.parse_args(argv)
     if arguments.data is None and arguments.dataset != "japanese_vowels":

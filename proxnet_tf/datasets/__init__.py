@@ -2,6 +2,11 @@
 
 from proxnet_tf.datasets.japanese_vowels import load_japanese_vowels
 from proxnet_tf.datasets.multiple_features import load_multiple_features
+from proxnet_tf.datasets.speech import (
+    cut_utterances,
+    load_articulatory_speech,
+    split_utterances,
+)
 from proxnet_tf.datasets.words import (
     build_crosslingual,
     load_crosslingual,
@@ -13,6 +18,8 @@ from proxnet_tf.datasets.words import (
 
 __all__ = [
     "build_crosslingual",
+    "cut_utterances",
+    "load_articulatory_speech",
     "load_crosslingual",
     "load_japanese_vowels",
     "load_multiple_features",
@@ -20,4 +27,5 @@ __all__ = [
     "load_word_pairs",
     "load_word_similarity",
     "load_word_vectors",
+    "split_utterances",
 ]

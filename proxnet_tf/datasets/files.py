@@ -31,7 +31,7 @@ def read_npz(
     """The arrays `names` of an `.npz` file."""
     path = required(path, source)
     try:
-        with np.load(path, allow_pickle=allow_pickle) as stored:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=allow_pickle) as stored:
             missing = sorted(set(names) - set(stored.files))
             if missing:
                 raise KeyError(f"it has no {', '.join(missing)}, only {', '.join(stored.files)}")

@@ -94,7 +94,7 @@ def load_word_vectors(
     line_number = 0
     opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8", newline="\n") as file:
+        with opened(path, "rt", encoding="utf-8", errors="replace", newline="\n") as file:
             try:
                 count, dimension = map(int, file.readline().split())
             except ValueError:
@@ -111,7 +111,7 @@ def load_word_vectors(
                 if wanted is None or word in wanted:
                     words.append(word)
                     rows.append(_numbers(numbers, f"word {line_number} ({word!r})", fail))
-    except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
+    except (EOFError, OSError, zlib.error) as error:
         raise fail(f"it is damaged or only a part of the file ({error}).") from error
     if line_number != count:
         raise fail(f"it announces {count} words and has {line_number}.")

@@ -130,14 +130,19 @@ def split_utterances(utterances: Utterances, train: int) -> tuple[Utterances, Ut
     if not 0 < train < count:
         raise ValueError(f"`train` must be in 1..{count - 1}. Received: train={train!r}")
     cut = utterances.lengths[:train].sum()
-    first, second = (
-        Utterances(*(array[part] for array in utterances[:3]), utterances.lengths[which])
-        for part, which in (
-            (slice(None, cut), slice(None, train)),
-            (slice(cut, None), slice(train, None)),
+
+    def part(frames, which):
+        return Utterances(
+            utterances.acoustic[frames],
+            utterances.articulatory[frames],
+            utterances.labels[frames],
+            utterances.lengths[which],
         )
+
+    return (
+        part(slice(None, cut), slice(None, train)),
+        part(slice(cut, None), slice(train, None)),
     )
-    return first, second
 
 
 def cut_utterances(utterances: Utterances, frames: int) -> Sequences:
@@ -159,7 +164,7 @@ def cut_utterances(utterances: Utterances, frames: int) -> Sequences:
     starts = np.concatenate(
         [np.arange(end - n, end, frames) for end, n in zip(ends, utterances.lengths, strict=True)]
     )
-    lengths = np.diff(np.append(starts, ends[-1]))
+    lengths: np.ndarray = np.diff(np.append(starts, ends[-1]))
     valid = np.arange(frames) < lengths[:, None]
 
     def pad(array, fill):
@@ -168,6 +173,8 @@ def cut_utterances(utterances: Utterances, frames: int) -> Sequences:
         return padded
 
     return Sequences(
-        pad(utterances.acoustic, 0), pad(utterances.articulatory, 0), pad(utterances.labels, -1),
+        pad(utterances.acoustic, 0),
+        pad(utterances.articulatory, 0),
+        pad(utterances.labels, -1),
         lengths,
-    )  # fmt: skip
+    )

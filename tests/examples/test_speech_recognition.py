@@ -1,0 +1,167 @@
+import itertools
+import json
+
+import keras
+import numpy as np
+import pytest
+import scipy.io
+import speech_recognition as example
+import tensorflow as tf
+
+from proxnet_tf.datasets.speech import Sequences
+
+BLANK = example.BLANK
+
+
+def sequences(lengths=(5, 3, 4), frames=5, seed=0):
+    rng = np.random.default_rng(seed)
+    valid = np.arange(frames) < np.array(lengths)[:, None]
+    views = [np.where(valid[..., None], rng.normal(2, 3, (*valid.shape, d)), 0) for d in (39, 16)]
+    labels = np.where(valid, rng.integers(0, 4, valid.shape), -1).astype("int32")
+    return Sequences(*(x.astype("float32") for x in views), labels, np.array(lengths))
+
+
+def decoded(ids):
+    """What greedy decoding makes of a path."""
+    return [a for a, b in zip(ids, [None, *ids], strict=False) if a != b and a != BLANK]
+
+
+def levenshtein(a, b):
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, start=1):
+        previous, row[0] = row[0], i
+        for j, y in enumerate(b, start=1):
+            substituted = previous + (x != y)
+            previous = row[j]
+            row[j] = min(substituted, row[j] + 1, row[j - 1] + 1)
+    return row[-1]
+
+
+def test_targets_are_labels_without_repetitions():
+    labels = np.array([[0, 0, 3, 3, 0], [5, 5, 5, -1, -1]])
+    rows = example.targets(sequences((5, 3))._replace(labels=labels))
+    np.testing.assert_array_equal(rows, [[3, 5, 0, 3, 0], [1, 3, 5, 0, 0]])
+
+
+def test_loss_is_that_of_all_paths_within_the_length():
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((2, 4, BLANK + 1)).astype("float32") * 2
+    phones, frames = [[0, 7], [3]], [4, 3]
+    y = np.array([[2, 4, 0, 7], [1, 3, 3, 0]], "int32")
+    expected = []
+    for x, wanted, length in zip(logits, phones, frames, strict=True):
+        log_p = x - np.log(np.exp(x).sum(-1, keepdims=True))
+        ids = [*sorted(set(wanted)), BLANK]
+        paths = [path for path in itertools.product(ids, repeat=length) if decoded(path) == wanted]
+        total = np.logaddexp.reduce([sum(log_p[t, i] for t, i in enumerate(p)) for p in paths])
+        expected.append(-total / len(wanted))
+    loss = example.CTC()(y, tf.constant(logits))
+    np.testing.assert_allclose(loss, np.mean(expected), rtol=1e-5)
+    logits[1, 3] += 5.0 * rng.standard_normal(BLANK + 1)  # after the end
+    np.testing.assert_allclose(example.CTC()(y, tf.constant(logits)), loss, rtol=1e-6)
+
+
+def test_error_rate_against_a_reference_and_in_parts():
+    rng = np.random.default_rng(1)
+    count, frames = 12, 9
+    ids = rng.choice([0, 1, 2, BLANK], size=(count, frames))
+    logits = 4 * np.eye(BLANK + 1, dtype="float32")[ids]
+    lengths = rng.integers(2, frames + 1, count)
+    sizes = rng.integers(1, 6, count)
+    y = np.zeros((count, 7), "int32")
+    y[:, 0], y[:, 1] = sizes, lengths
+    y[:, 2:] = rng.integers(0, 3, (count, 5))
+    errors = [
+        levenshtein(decoded(row[:n]), list(target[2 : 2 + size]))
+        for row, n, target, size in zip(ids, lengths, y, sizes, strict=True)
+    ]
+    metric = example.PhoneErrorRate()
+    assert float(metric.result()) == 0.0
+    for part in (slice(0, 5), slice(5, None)):
+        metric.update_state(y[part], tf.constant(logits[part]))
+    assert 0.2 < sum(errors) / sizes.sum() < 2.0
+    np.testing.assert_allclose(metric.result(), sum(errors) / sizes.sum(), rtol=1e-6)
+    metric.reset_state()
+    empty = 4 * np.eye(BLANK + 1, dtype="float32")[np.full((1, 3), BLANK)]
+    metric.update_state(np.array([[2, 3, 0, 1]]), tf.constant(empty))
+    assert float(metric.result()) == 1.0
+
+
+def test_views_are_normalised_over_valid_frames():
+    parts = sequences((5, 3, 4)), sequences((2, 5), seed=1)
+    valid = parts[0].labels >= 0
+    for view in example.normalize(parts[0], parts[0]):
+        np.testing.assert_allclose(view[valid].mean(0), 0.0, atol=1e-5)
+        np.testing.assert_allclose(view[valid].std(0), 1.0, atol=1e-4)
+        np.testing.assert_array_equal(view[~valid], 0.0)
+    frames = parts[0].acoustic[valid]
+    expected = (parts[1].acoustic[1] - frames.mean(0)) / frames.std(0)
+    np.testing.assert_allclose(example.normalize(parts[1], parts[0])[0][1], expected, rtol=1e-4)
+
+
+def test_noise_is_a_share_of_another_sequence():
+    lengths = np.array([4, 2, 3])
+    acoustic = np.zeros((3, 5, 1), "float32")
+    for i, length in enumerate(lengths):
+        acoustic[i, :length, 0] = 10.0 ** (i + 1) * np.arange(1, length + 1)
+    noisy = example.add_noise(acoustic, lengths, 0.5, seed=0)
+    for i, length in enumerate(lengths):
+        added = (noisy - acoustic)[i, :length, 0]
+        candidates = [
+            0.5 * acoustic[j, np.arange(length) % lengths[j], 0] for j in range(3) if j != i
+        ]
+        assert any(np.allclose(added, candidate) for candidate in candidates)
+        np.testing.assert_array_equal(noisy[i, length:], 0.0)
+
+
+def test_padding_does_not_reach_the_proximal_layer():
+    options = example.parse(["--data", "none", "--units", "6", "--code", "3"])
+    part = sequences((6, 6, 6, 6), frames=6)
+    views = example.normalize(part, part)
+    keras.utils.set_random_seed(0)
+    model = example.make_model("prox", "logit-avg", [39, 16], options)
+    model.build([x.shape for x in views])
+    padded = [np.pad(x, [(0, 0), (0, 3), (0, 0)]) for x in views]
+    plain = model(views, training=True)
+    assert np.abs(plain - model(views, training=False)).max() > 1e-3
+    np.testing.assert_allclose(model(padded, training=True)[:, :6], plain, atol=1e-4)
+
+
+def write_corpus(path):
+    """A .mat file whose acoustics tell the phone."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(12, 20, 24)
+    labels = np.repeat(rng.integers(0, 4, lengths.sum()), 4)[: lengths.sum()]
+    views = [
+        np.eye(4)[labels] @ rng.normal(size=(4, d)) + 0.1 * rng.normal(size=(len(labels), d))
+        for d in (39, 16)
+    ]
+    arrays = {"MFCCS": views[0], "ARTICS": views[1], "LABELS": labels[:, None].astype("uint8")}
+    scipy.io.savemat(path, arrays | {"LENGTHS": lengths[None].astype("int32")})
+
+
+def run(tmp_path, more):
+    write_corpus(tmp_path / "speech.mat")
+    arguments = f"--data {tmp_path / 'speech.mat'} --output {tmp_path} --frames 12 --units 16"
+    arguments += " --code 4 --learning-rate 0.02 --batch-size 8"
+    return example.main([*arguments.split(), *more.split()])
+
+
+def test_the_example_learns_and_writes_its_table(tmp_path, capsys):
+    results = run(tmp_path, "--methods prox --modes acoustic --noises 0.2 --seeds 0 --epochs 25")
+    (found,) = results["prox acoustic 0.2"]
+    assert found["per"] < 60.0  # 100 for an empty answer
+    assert found["figures"]["lam"] == pytest.approx(0.5 * 25)
+    assert found["figures"]["residual"] < 1e-6
+    assert json.loads((tmp_path / "speech_recognition.json").read_text())["results"] == results
+    lines = (tmp_path / "speech_recognition.md").read_text().splitlines()
+    assert lines[0] == "| PER, % | noise 0.2, acoustic | noise 0.2, logit-avg |"
+    assert lines[2] == f"| ProxNet | {found['per']:.1f} (1) |  |"
+    assert "| paper: RRM | 16.6 | 16.9 |" in lines
+
+
+@pytest.mark.slow
+def test_every_method_learns_in_both_modes(tmp_path):
+    results = run(tmp_path, "--noises 0 --seeds 0 --epochs 25")
+    assert len(results) == 10
+    assert all(runs[0]["per"] < 60.0 for runs in results.values())

@@ -119,7 +119,9 @@ def test_prox_goes_on_where_it_was_stopped(stop_at, tmp_path, capsys):
     rates = [e["learning_rate"] for e in epochs]
     np.testing.assert_allclose(rates, [1e-3, 1e-3, 1e-4, 1e-4], rtol=1e-5)
     measured = results[2]["prox"][3]
-    assert measured["correlation_with_layer"] > measured["correlation"]
+    # As many components as the four test pairs allow, at full correlation before and after.
+    both = [measured["correlation"], measured["correlation_with_layer"]]
+    np.testing.assert_allclose(both, 3.0, rtol=1e-6)
     assert {p.name for p in folder.iterdir()} == {"fit.json", "settings.json", "result.json"}
 
     trained.clear()

@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import os
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ import keras
 import matplotlib
 import numpy as np
 from keras.layers import BatchNormalization, Dense, Dropout
+from writing import write
 
 from proxnet_tf import (
     DCCA,
@@ -354,13 +354,6 @@ def check_saved(model, views, folder):
     return float(done.stdout.split()[-1])
 
 
-def write(path, content):
-    """Writes a JSON file in one step."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content))
-    os.replace(partial, path)
-
-
 def add_data_arguments(parser):
     """What the examples on these data share."""
     parser.add_argument("--views", nargs="+", default=["fou", "zer"], metavar="VIEW")
@@ -419,7 +412,8 @@ def main(arguments=None):
         print(f"{NAMES[method]}: {settings}")
         runs = [run(method, seed, settings, options) for seed in options.seeds]
         results[method] = [measured for _, _, measured in runs]
-        write(options.output / "multiview_digits.json", {"settings": chosen, "results": results})
+        record = json.dumps({"settings": chosen, "results": results})
+        write(options.output / "multiview_digits.json", record)
     model, views, _ = runs[-1]
     labels = options.labels_per_class or "all"
     print(f"\nviews {', '.join(options.views)}; seeds {options.seeds}; labels a class: {labels}")

@@ -8,6 +8,7 @@ digit with those of another: (1 - a) x + a x_other.
 """
 
 import argparse
+import json
 
 import keras
 import numpy as np
@@ -20,8 +21,8 @@ from multiview_digits import (
     make_model,
     split_data,
     summary,
-    write,
 )
+from writing import write
 
 LEVELS = (0.0, 0.2, 0.5, 0.8)
 
@@ -78,7 +79,7 @@ def main(arguments=None):
     print(f"\nviews {', '.join(options.views)}; corrupted: {options.views[options.noisy]}")
     print("test error, %, by noise level")
     print(table(results))
-    write(options.output / "noisy_view.json", results)
+    write(options.output / "noisy_view.json", json.dumps(results))
     return results
 
 

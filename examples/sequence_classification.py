@@ -27,6 +27,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
+from writing import write
 
 from proxnet_tf import AdversarialModel, ProxLSTM
 from proxnet_tf.datasets import (
@@ -301,12 +302,6 @@ def plot(methods, x, y, path):
     figure.tight_layout()
     temporary = path.with_suffix(".tmp.png")
     figure.savefig(temporary, dpi=120)
-    os.replace(temporary, path)
-
-
-def write(path, text):
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
     os.replace(temporary, path)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 from glyphs import glyph_pairs
 from keras import layers
+from writing import write
 
 from proxnet_tf import (
     DCCA,
@@ -366,13 +367,6 @@ def table(results):
     for method, key, label in more:
         rows.append(f"| {label} | " + " | ".join(values(method, key, n) for n in counts) + " |")
     return "\n".join(rows) + "\n"
-
-
-def write(path, text):
-    """Writes a file in one step."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text)
-    os.replace(partial, path)
 
 
 def parse(arguments=None):

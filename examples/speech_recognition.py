@@ -16,7 +16,6 @@ with greedy decoding. Writes the table and the numbers to `--output` after every
 
 import argparse
 import json
-import os
 import time
 from pathlib import Path
 
@@ -24,6 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.layers import LSTM, Dense, Masking
+from writing import write
 
 from proxnet_tf import DCCA, DCCAE, LambdaSchedule, MultiviewClassifier, linear_lambda
 from proxnet_tf.datasets import cut_utterances, load_articulatory_speech, split_utterances
@@ -233,13 +233,6 @@ def table(results, noises):
         ]
         lines.append(f"| paper: {name} | {' | '.join(cells)} |")
     return lines
-
-
-def write(path, text):
-    """Writes a file in one step."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text)
-    os.replace(partial, path)
 
 
 def parse(arguments=None):

@@ -25,6 +25,7 @@ gets its trial again, or stop the chief and start everything again.
 """
 
 import argparse
+import json
 import os
 import shutil
 import socket
@@ -37,7 +38,8 @@ import keras
 import keras_tuner
 import matplotlib
 import numpy as np
-from multiview_digits import error_of, split_data, write
+from multiview_digits import error_of, split_data
+from writing import write
 
 from proxnet_tf.tuning import MultiviewHyperModel
 
@@ -181,7 +183,7 @@ def report(tuner, options):
         {"trial": t.trial_id, "error": error(t), "lam": final_lam(t), **t.hyperparameters.values}
         for t in trials
     ]
-    write(options.output / "tune_multiview.json", numbers)
+    write(options.output / "tune_multiview.json", json.dumps(numbers))
     plot(trials, options.output / "tune_multiview.png")
     model = tuner.get_best_models()[0]
     print(f"test error of the best model: {error_of(model, *options.data['test'][:2]):.2f} %")

@@ -17,7 +17,6 @@ has the same number of trials. Writes its tables and the numbers to `--output` a
 import argparse
 import dataclasses
 import json
-import os
 import time
 from pathlib import Path
 
@@ -25,6 +24,7 @@ import keras
 import numpy as np
 from keras.layers import Concatenate, Dense
 from scipy.stats import spearmanr
+from writing import write
 
 from proxnet_tf import (
     CCALoss,
@@ -318,13 +318,6 @@ def table(results):
         cells = [f"{number:.1f}" for number in numbers]
         lines.append(f"| paper: {NAMES[method]} | {' | '.join(cells)} |")
     return lines
-
-
-def write(path, text):
-    """Writes a file in one step."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text)
-    os.replace(partial, path)
 
 
 def load(options):

@@ -54,7 +54,11 @@ class _Objective:
 
 
 def cca_loss(
-    x: tf.Tensor, y: tf.Tensor, num_components: int | None = None, epsilon: float = 1e-4
+    x: tf.Tensor,
+    y: tf.Tensor,
+    num_components: int | None = None,
+    epsilon: float = 1e-4,
+    mask: Any = None,
 ) -> tf.Tensor:
     """Minus the sum of the top canonical correlations of two views, - sum_{i<=k} sigma_i(T).
 
@@ -66,6 +70,7 @@ def cca_loss(
         y: second view, `(batch, d2)` or `(batch, time, d2)`.
         num_components: k, 1 <= k <= min(d1, d2); None is min(d1, d2).
         epsilon: ridge on each view's covariance, >= 0.
+        mask: as for `ProxCCA`; the rows that it leaves out take no part.
 
     Returns:
         A scalar in [-k, 0], float32 or float64.
@@ -78,10 +83,12 @@ def cca_loss(
 
     Reference: Andrew, Arora, Bilmes, Livescu, Deep canonical correlation analysis (2013).
     """
-    return _Objective("cca", "cca_loss", num_components, epsilon)([x, y])
+    return _Objective("cca", "cca_loss", num_components, epsilon)([x, y], mask)
 
 
-def gcca_loss(inputs: Sequence[tf.Tensor], num_components: int, epsilon: float = 1e-4) -> tf.Tensor:
+def gcca_loss(
+    inputs: Sequence[tf.Tensor], num_components: int, epsilon: float = 1e-4, mask: Any = None
+) -> tf.Tensor:
     """How far two or more views are from a common core, J k - sum_{i<=k} mu_i.
 
     It is min over G, U_j of sum_j ||G - X_j U_j||^2 + (n - 1) eps ||U_j||^2 with k orthonormal
@@ -93,6 +100,7 @@ def gcca_loss(inputs: Sequence[tf.Tensor], num_components: int, epsilon: float =
         inputs: list of J >= 2 views, `(batch, d_j)` or `(batch, time, d_j)`.
         num_components: k, the width of the core, 1 <= k <= d_1 + .. + d_J.
         epsilon: ridge on each view's covariance, >= 0.
+        mask: as for `cca_loss`.
 
     Returns:
         A scalar in [0, J k], float32 or float64.
@@ -105,7 +113,7 @@ def gcca_loss(inputs: Sequence[tf.Tensor], num_components: int, epsilon: float =
 
     Reference: Li, Ma, Zhang (2020), appendix on multiview learning.
     """
-    return _Objective("gcca", "gcca_loss", num_components, epsilon)(inputs)
+    return _Objective("gcca", "gcca_loss", num_components, epsilon)(inputs, mask)
 
 
 class _CorrelationLoss(keras.losses.Loss):

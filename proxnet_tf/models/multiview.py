@@ -273,8 +273,9 @@ class DCCA(_MultiviewModel):
 
     Output: logits in the shape of a predictor's output.
 
-    The encoders are fixed outside `pretrain`. Batches of `pretrain` should hold several times as
-    many rows as a code has columns. Sample weights are honoured by `fit` and refused by `pretrain`.
+    The encoders are fixed outside `pretrain`, where Keras masks of the codes are respected. Batches
+    of `pretrain` should hold several times as many rows as a code has columns. Sample weights are
+    honoured by `fit` and refused by `pretrain`.
 
     Raises:
         ValueError: as `MultiviewClassifier`; `fit` before `pretrain`.
@@ -500,22 +501,35 @@ class _Pretraining(keras.Model):
     def call(self, inputs: Any) -> Any:
         check_views(inputs, len(self.encoders), "pretrain", "views")
         codes = [encoder(x) for encoder, x in zip(self.encoders, inputs, strict=True)]
+        masks = [getattr(code, "_keras_mask", None) for code in codes]
         if len(codes) == 2:
-            correlation = cca_loss(codes[0], codes[1], self.num_components, self.epsilon)
+            correlation = cca_loss(codes[0], codes[1], self.num_components, self.epsilon, masks)
         else:
-            correlation = gcca_loss(codes, self.num_components, self.epsilon)
+            correlation = gcca_loss(codes, self.num_components, self.epsilon, masks)
         self.add_loss(correlation)
         self.correlation_tracker.update_state(correlation)
         if self.decoders:
             error = tf.add_n(
                 [
-                    tf.reduce_mean(tf.square(tf.cast(x, code.dtype) - decoder(code)))
-                    for x, code, decoder in zip(inputs, codes, self.decoders, strict=True)
+                    mean_square(tf.cast(x, code.dtype) - decoder(code), mask)
+                    for x, code, decoder, mask in zip(
+                        inputs, codes, self.decoders, masks, strict=True
+                    )
                 ]
             )
             self.add_loss(self.reconstruction_weight * error)
             self.reconstruction_tracker.update_state(error)
         return codes
+
+
+def mean_square(difference, mask):
+    """Mean of the squares over the examples or steps that a mask leaves in."""
+    square = tf.square(difference)
+    if mask is None:
+        return tf.reduce_mean(square)
+    rows = tf.reduce_mean(square, axis=list(range(len(mask.shape), len(square.shape))))
+    kept = tf.where(mask, rows, tf.zeros_like(rows))
+    return tf.math.divide_no_nan(tf.reduce_sum(kept), tf.reduce_sum(tf.cast(mask, rows.dtype)))
 
 
 def check_components(num_components, encoders):

@@ -277,6 +277,30 @@ def test_pretraining_objective_of_dccae():
     np.testing.assert_allclose(history["loss"][0], correlation + 0.3 * sum(errors), rtol=1e-5)
 
 
+@pytest.mark.parametrize("views", [2, 3])
+def test_pretraining_leaves_padding_out(views):
+    rng = np.random.default_rng(3)
+    x = [rng.normal(size=(20, 6, d)).astype("float32") for d in WIDTHS[:views]]
+    valid = np.arange(6) < rng.integers(2, 7, (20, 1))
+    for view in x:
+        view[~valid] = 0.0
+    maskers = [keras.Sequential([keras.layers.Masking(), Dense(d)]) for d in CODES[:views]]
+    options = dict(num_components=3, epsilon=0.1, reconstruction_weight=0.5)
+    model = DCCAE(maskers, decoders(views), predictors(views), **options)
+    model.build([v.shape for v in x])
+    frames = [v[valid] for v in x]
+    codes = [c.numpy()[valid] for c in model.encode(x)]
+    correlation = cca_loss(*codes, 3, 0.1) if views == 2 else gcca_loss(codes, 3, 0.1)
+    error = sum(
+        np.mean((f - decoder(c)) ** 2)
+        for f, c, decoder in zip(frames, codes, model.decoders, strict=True)
+    )
+    frozen = keras.optimizers.SGD(0.0)
+    history = model.pretrain(x, optimizer=frozen, epochs=1, batch_size=20, verbose=0).history
+    np.testing.assert_allclose(history["correlation_loss"][0], correlation, rtol=1e-4)
+    np.testing.assert_allclose(history["reconstruction_loss"][0], error, rtol=1e-4)
+
+
 def test_stages_train_only_their_own_weights():
     views, labels = make_data()
     model = DCCAE(encoders(), decoders(), predictors())

@@ -13,8 +13,6 @@ paper's two settings.
 """
 
 import argparse
-import os
-import tempfile
 
 import keras
 import matplotlib
@@ -22,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 from scipy.optimize import minimize
 from sklearn.datasets import make_moons
+from writing import save_figure
 
 from proxnet_tf.layers.prox import Prox
 
@@ -95,11 +94,7 @@ def draw(panels, path):
         )
         axis.legend(loc="upper left")
         axis.grid(alpha=0.3)
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, suffix=".png", delete=False) as file:
-        figure.savefig(file, dpi=150, format="png")
-    os.replace(file.name, path)
+    save_figure(figure, path, dpi=150)
 
 
 def main(arguments=None):

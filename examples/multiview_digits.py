@@ -25,7 +25,7 @@ import keras
 import matplotlib
 import numpy as np
 from keras.layers import BatchNormalization, Dense, Dropout
-from writing import write
+from writing import save_figure, write
 
 from proxnet_tf import (
     DCCA,
@@ -334,7 +334,7 @@ def plot(results, path):
     for axes in (left, right):
         axes.legend()
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path)
     pyplot.close(figure)
 
 

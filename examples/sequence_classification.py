@@ -20,14 +20,13 @@ import argparse
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 import time
 
 import keras
 import numpy as np
 import tensorflow as tf
-from writing import write
+from writing import save_figure, write
 
 from proxnet_tf import AdversarialModel, ProxLSTM
 from proxnet_tf.datasets import (
@@ -300,9 +299,7 @@ def plot(methods, x, y, path):
         axis.scatter(*points.T, c=y, cmap="tab10", s=6)
         axis.set(title=name, xticks=[], yticks=[])
     figure.tight_layout()
-    temporary = path.with_suffix(".tmp.png")
-    figure.savefig(temporary, dpi=120)
-    os.replace(temporary, path)
+    save_figure(figure, path)
 
 
 def run(arguments):

@@ -39,7 +39,7 @@ import keras_tuner
 import matplotlib
 import numpy as np
 from multiview_digits import error_of, split_data
-from writing import write
+from writing import save_figure, write
 
 from proxnet_tf.tuning import MultiviewHyperModel
 
@@ -156,10 +156,8 @@ def plot(trials, path):
     axes.set_title(f"{len(trials)} trials of ProxNet")
     axes.legend()
     axes.grid(alpha=0.3)
-    partial = path.with_suffix(".partial.png")
-    figure.savefig(partial, dpi=120)
+    save_figure(figure, path)
     pyplot.close(figure)
-    os.replace(partial, path)
 
 
 def export(model, path):

@@ -9,8 +9,6 @@ of the regularised risk (P1) beside those of the proximal features (P2) over lam
 """
 
 import argparse
-import os
-import tempfile
 
 import keras
 import matplotlib
@@ -18,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 from sklearn.datasets import make_moons
+from writing import save_figure
 
 from proxnet_tf.layers.kernel import ProxKernelFeatures
 from proxnet_tf.ops.kernels import (
@@ -160,16 +159,7 @@ def draw(points, moon, labelled, embedded, grid, contour, reach, accuracies, lam
         title=rf"(c) Distance to $x_0$ after the map ($\lambda$ = {lam:g})",
     )
     axes[2].legend(loc="lower left", fontsize=8)
-    save(figure, path)
-
-
-def save(figure, path):
-    """Writes the whole file under another name first, then renames it."""
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=folder, suffix=".png", delete=False) as file:
-        figure.savefig(file, dpi=150, format="png")
-    os.replace(file.name, path)
+    save_figure(figure, path, dpi=150)
 
 
 def main(arguments=None):

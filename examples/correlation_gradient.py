@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from multiview_digits import Settings, add_data_arguments, fit, make_model, split_data, summary
+from writing import markdown, write
 
 from proxnet_tf import ProxCCA, cca_loss
 
@@ -58,6 +59,7 @@ def main(arguments=None):
     parser.set_defaults(epochs=3, labels_per_class=10)
     parser.add_argument("--rrm-weight", type=float, default=0.1)
     options = parser.parse_args(arguments)
+    options.output.mkdir(parents=True, exist_ok=True)
     settings = Settings(normalize=1)
     layers = {lam: ProxCCA(lam=lam) for lam in LAMS}
     found = {}
@@ -75,10 +77,10 @@ def main(arguments=None):
             one = compare(model, codes, labels[rows], weights[rows], layers, options.rrm_weight)
             for name, values in one.items():
                 found.setdefault(name, []).append(values)
-    print(f"{'method':18} {'cosine with - dL/dF':>20} {'share of unlabelled':>20}")
-    for name, values in found.items():
-        cosine, share = np.transpose(values)
-        print(f"{name:18} {summary(cosine):>20} {summary(share):>20}")
+    rows = [(name, *map(summary, np.transpose(values))) for name, values in found.items()]
+    table = markdown(("loss", "cosine with - dL/dF", "share of the unlabelled"), rows)
+    print(table, end="")
+    write(options.output / "correlation_gradient.md", table)
     return found
 
 

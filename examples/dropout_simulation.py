@@ -13,6 +13,7 @@ paper's two settings.
 """
 
 import argparse
+from pathlib import Path
 
 import keras
 import matplotlib
@@ -20,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 from scipy.optimize import minimize
 from sklearn.datasets import make_moons
-from writing import save_figure
+from writing import markdown, save_figure, write
 
 from proxnet_tf.layers.prox import Prox
 
@@ -109,14 +110,17 @@ def main(arguments=None):
     points, moon = make_moons(args.num_points, noise=args.noise, random_state=args.seed)
     sign = 2 * moon - 1
     panels = []
-    print("lambda   mu     c          correlation  unsolved")
+    rows = []
     for lam, mu, c in SETTINGS:
         beta = adaptive_discriminant(points, sign, mu)
         alpha, unsolved = proximal_discriminant(points, sign, lam, c)
         correlation = float(np.corrcoef(alpha, beta)[0, 1])
         panels.append((lam, mu, c, beta, alpha, sign, correlation))
-        print(f"{lam:<8g} {mu:<6g} {c:<10g} {correlation:<12.4f} {unsolved:.3f}")
+        rows.append((lam, mu, c, f"{correlation:.4f}", f"{unsolved:.3f}"))
+    table = markdown(("lam", "mu", "c", "correlation", "unsolved"), rows)
+    print(table, end="")
     draw(panels, args.output)
+    write(Path(args.output).with_suffix(".md"), table)
     print(f"wrote {args.output}")
     return [panel[-1] for panel in panels]
 

@@ -25,7 +25,7 @@ import keras
 import matplotlib
 import numpy as np
 from keras.layers import BatchNormalization, Dense, Dropout
-from writing import save_figure, write
+from writing import markdown, save_figure, write
 
 from proxnet_tf import (
     DCCA,
@@ -292,10 +292,7 @@ def summary(values):
 
 def table(results):
     """Test error, its paired difference to RRM, total correlation: mean +- std over seeds."""
-    lines = [
-        f"{'method':10} {'test error %':>14} {'minus RRM':>15} {'correlation':>14} "
-        f"{'after the layer':>16} {'seconds':>8}"
-    ]
+    rows = []
     for method, runs in results.items():
         errors = np.array([one["error"] for one in runs])
         paired = ""
@@ -304,11 +301,9 @@ def table(results):
         before = summary([sum(one["before"]) for one in runs])
         after = summary([sum(one["after"]) for one in runs]) if method in PROX else ""
         seconds = np.mean([one["seconds"] for one in runs])
-        lines.append(
-            f"{NAMES[method]:10} {summary(errors):>14} {paired:>15} {before:>14} {after:>16} "
-            f"{seconds:8.1f}"
-        )
-    return "\n".join(lines)
+        rows.append((NAMES[method], summary(errors), paired, before, after, f"{seconds:.1f}"))
+    header = ("method", "test error, %", "minus RRM", "correlation", "after the layer", "seconds")
+    return markdown(header, rows)
 
 
 def plot(results, path):
@@ -417,7 +412,8 @@ def main(arguments=None):
     model, views, _ = runs[-1]
     labels = options.labels_per_class or "all"
     print(f"\nviews {', '.join(options.views)}; seeds {options.seeds}; labels a class: {labels}")
-    print(table(results))
+    print(table(results), end="")
+    write(options.output / "multiview_digits.md", table(results))
     linear = summary(linear_correlation(options))
     print(f"correlation of linear CCA of the raw views, 10 components: {linear}")
     figure = options.output / "multiview_digits.png"

@@ -22,7 +22,7 @@ from multiview_digits import (
     split_data,
     summary,
 )
-from writing import write
+from writing import markdown, write
 
 LEVELS = (0.0, 0.2, 0.5, 0.8)
 
@@ -56,12 +56,12 @@ def run(method, seed, options):
 
 def table(results):
     """Mean +- std over seeds, one row a method and mode, one column a noise level."""
-    lines = [f"{'method':10} {'mode':8}" + "".join(f"{level:>16.0%}" for level in LEVELS)]
+    rows = []
     for method, runs in results.items():
         for mode in ("alone", "average"):
             cells = [summary([one[mode][i] for one in runs]) for i in range(len(LEVELS))]
-            lines.append(f"{NAMES[method]:10} {mode:8}" + "".join(f"{c:>16}" for c in cells))
-    return "\n".join(lines)
+            rows.append((NAMES[method], mode, *cells))
+    return markdown(("test error, %", "mode", *(f"{level:.0%}" for level in LEVELS)), rows)
 
 
 def main(arguments=None):
@@ -77,8 +77,8 @@ def main(arguments=None):
     options.output.mkdir(parents=True, exist_ok=True)
     results = {m: [run(m, seed, options) for seed in options.seeds] for m in options.methods}
     print(f"\nviews {', '.join(options.views)}; corrupted: {options.views[options.noisy]}")
-    print("test error, %, by noise level")
-    print(table(results))
+    print(table(results), end="")
+    write(options.output / "noisy_view.md", table(results))
     write(options.output / "noisy_view.json", json.dumps(results))
     return results
 

@@ -26,7 +26,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from writing import save_figure, write
+from writing import markdown, save_figure, write
 
 from proxnet_tf import AdversarialModel, ProxLSTM
 from proxnet_tf.datasets import (
@@ -256,31 +256,26 @@ def first(data, count, seed):
 
 
 def table(results, robust, paper):
-    """Lines of Markdown."""
+    """Markdown: mean ± std over seeds, and the paired differences."""
     from scipy.stats import wilcoxon
 
     names = list(results)
-    lines = ["| test accuracy, % | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-
-    def row(label, cells):
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
-
-    clean = {name: np.array([r["clean"] for r in results[name]]) for name in names}
+    rows = []
     if any(paper):
-        row("paper (another implementation and split)", paper)
-    row("clean", [f"{v.mean():.2f} ± {v.std(ddof=1):.2f}" for v in clean.values()])
-    for key in robust:
+        rows.append(("paper (another implementation and split)", *paper))
+    for key in ("clean", *robust):
         values = [np.array([r[key] for r in results[name]]) for name in names]
-        row(key, [f"{v.mean():.2f} ± {v.std(ddof=1):.2f}" for v in values])
-    lines += ["", "| paired difference | mean ± std | Wilcoxon p |", "|---|---|---|"]
+        rows.append((key, *(f"{v.mean():.2f} ± {v.std(ddof=1):.2f}" for v in values)))
+    differences = []
     for key in ("clean", *robust):
         for better, base in (("ProxLSTM", "LSTM"), ("AdvLSTM", "LSTM"), ("ProxLSTM", "AdvLSTM")):
             pairs = zip(results[better], results[base], strict=True)
             d = np.array([a[key] - b[key] for a, b in pairs])
             p = wilcoxon(d).pvalue if d.any() else 1.0
             spread = f"{d.mean():+.2f} ± {d.std(ddof=1):.2f}"
-            lines.append(f"| {better} - {base}, {key} | {spread} | {p:.3f} |")
-    return lines
+            differences.append((f"{better} - {base}, {key}", spread, f"{p:.3f}"))
+    titles = ("paired difference", "mean ± std", "Wilcoxon p")
+    return f"{markdown(('test accuracy, %', *names), rows)}\n{markdown(titles, differences)}"
 
 
 def plot(methods, x, y, path):
@@ -389,14 +384,14 @@ def run(arguments):
         stem = arguments.output / arguments.dataset
         write(stem.with_suffix(".json"), json.dumps(record, indent=1))
         if seed > 0:
-            lines = table(results, robust, task.paper)
-            write(stem.with_suffix(".md"), "\n".join(lines) + "\n")
+            tables = table(results, robust, task.paper)
+            write(stem.with_suffix(".md"), tables)
         if seed == 0:
             shown = first(test, 1000, 0)
             points = first(test._replace(values=x_test), 1000, 0).values
             plot(methods, points, shown.labels, stem.with_name(f"{stem.name}_tsne.png"))
     if arguments.seeds > 1:
-        print("\n".join(lines))
+        print(tables, end="")
     return results
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 from glyphs import glyph_pairs
 from keras import layers
-from writing import write
+from writing import markdown, write
 
 from proxnet_tf import (
     DCCA,
@@ -347,8 +347,7 @@ def table(results):
     """Markdown: test error and correlation by method and number of classes."""
     counts = list(results)
     methods = [m for m in NAMES if any(m in results[count] for count in counts)]
-    columns = "".join(f" {count} classes | paper |" for count in counts)
-    rows = [f"| test error, % |{columns}", "|---" * (2 * len(counts) + 1) + "|"]
+    rows = []
 
     def values(method, key, count):
         found = [one[key] for one in results[count].get(method, {}).values()]
@@ -357,16 +356,18 @@ def table(results):
     for method in methods:
         name = NAMES[method]
         cells = [(values(method, "error", n), PAPER[name].get(n, "")) for n in counts]
-        rows.append(f"| {name} | " + " | ".join(cell for pair in cells for cell in pair) + " |")
-    columns = "".join(f" {count} classes |" for count in counts)
-    rows += ["", f"| test part |{columns}", "|---" * (len(counts) + 1) + "|"]
+        rows.append((name, *(cell for pair in cells for cell in pair)))
+    columns = [f"{count} classes" for count in counts]
+    paired = [title for column in columns for title in (column, "paper")]
+    errors = markdown(("test error, %", *paired), rows)
+    rows = []
     more = [(m, "correlation", f"correlation of the codes, {NAMES[m]}") for m in methods]
     if "prox" in methods:
         more.append(("prox", "correlation_with_layer", "correlation after the layer, ProxNet"))
         more.append(("prox", "error_with_layer", "error with the layer on, ProxNet"))
     for method, key, label in more:
-        rows.append(f"| {label} | " + " | ".join(values(method, key, n) for n in counts) + " |")
-    return "\n".join(rows) + "\n"
+        rows.append((label, *(values(method, key, n) for n in counts)))
+    return errors + "\n" + markdown(("test part", *columns), rows)
 
 
 def parse(arguments=None):
@@ -424,7 +425,7 @@ def main(arguments=None):
                 )
                 write(options.output / "sketchy.json", json.dumps(results, indent=1))
                 write(options.output / "sketchy.md", table(results))
-    print(table(results))
+    print(table(results), end="")
     return results
 
 

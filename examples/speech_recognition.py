@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 from keras.layers import LSTM, Dense
 from sequence_classification import WithMask
-from writing import write
+from writing import markdown, write
 
 from proxnet_tf import DCCA, DCCAE, LambdaSchedule, MultiviewClassifier, linear_lambda
 from proxnet_tf.datasets import cut_utterances, load_articulatory_speech, split_utterances
@@ -232,10 +232,10 @@ def run(method, mode, noise, seed, parts, options):
 
 
 def table(results, noises):
-    """Lines of Markdown: mean ± std over seeds in %, the paper's below."""
+    """Markdown: mean ± std over seeds in %, the paper's below."""
     columns = [(noise, mode) for noise in noises for mode in MODES]
     titles = [f"noise {noise:g}, {mode}" for noise, mode in columns]
-    lines = [f"| PER, % | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    rows = []
     for method in NAMES:
         cells = []
         for noise, mode in columns:
@@ -243,15 +243,15 @@ def table(results, noises):
             spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
             cells.append(f"{np.mean(values):.1f}{spread} ({len(values)})" if values else "")
         if any(cells):
-            lines.append(f"| {NAMES[method]} | {' | '.join(cells)} |")
+            rows.append((NAMES[method], *cells))
     for method, name in NAMES.items():
         known = PAPER[method]
         cells = [
             f"{known[noise][list(MODES).index(mode)]:.1f}" if noise in known else ""
             for noise, mode in columns
         ]
-        lines.append(f"| paper: {name} | {' | '.join(cells)} |")
-    return lines
+        rows.append((f"paper: {name}", *cells))
+    return markdown(("PER, %", *titles), rows)
 
 
 def parse(arguments=None):
@@ -303,9 +303,9 @@ def main(arguments=None):
                     )
                     record = json.dumps({"settings": settings, "results": results}, indent=1)
                     write(options.output / "speech_recognition.json", record)
-                    lines = "\n".join(table(results, options.noises))
-                    write(options.output / "speech_recognition.md", lines + "\n")
-    print(lines)
+                    shown = table(results, options.noises)
+                    write(options.output / "speech_recognition.md", shown)
+    print(shown, end="")
     return results
 
 

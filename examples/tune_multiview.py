@@ -39,7 +39,7 @@ import keras_tuner
 import matplotlib
 import numpy as np
 from multiview_digits import error_of, split_data
-from writing import save_figure, write
+from writing import markdown, save_figure, write
 
 from proxnet_tf.tuning import MultiviewHyperModel
 
@@ -129,16 +129,16 @@ def launch(options, arguments):
 
 def table(trials):
     """The trials, best first."""
-    lines = [f"{'trial':>5} {'error %':>8} {'lam':>8} {'schedule':>22} " + " ".join(SHOWN)]
+    rows = []
     for trial in trials:
         hp = trial.hyperparameters
         schedule = "constant"
         if hp["lam_schedule"] == "linear":
             schedule = f"{hp['alpha0']:.3g} (1 + {hp['k']:.2g} t)"
-        cells = " ".join(f"{hp[name]:>{len(name)}.3g}" for name in SHOWN)
-        result = f"{trial.trial_id:>5} {error(trial):8.2f} {final_lam(trial):8.3g}"
-        lines.append(f"{result} {schedule:>22} {cells}")
-    return "\n".join(lines)
+        cells = (f"{hp[name]:.3g}" for name in SHOWN)
+        result = (trial.trial_id, f"{error(trial):.2f}", f"{final_lam(trial):.3g}")
+        rows.append((*result, schedule, *cells))
+    return markdown(("trial", "error, %", "lam", "schedule", *SHOWN), rows)
 
 
 def plot(trials, path):
@@ -176,7 +176,7 @@ def report(tuner, options):
     if not trials:
         raise SystemExit("No trial was completed.")
     print(f"\n{len(trials)} of {len(every)} trials completed; the best {options.show}:")
-    print(table(trials[: options.show]))
+    print(table(trials[: options.show]), end="")
     numbers = [
         {"trial": t.trial_id, "error": error(t), "lam": final_lam(t), **t.hyperparameters.values}
         for t in trials

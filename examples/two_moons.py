@@ -4,11 +4,13 @@
 
 The data have two labelled points, at the outer ends of the moons. The proximal map of
 R(f) = 1/2 sum_i ||grad f(x_i)||^2 in the space of a Gaussian kernel pulls each moon together.
-Prints the accuracy of 1-nearest-neighbour on the two labels, before and after, and the predictions
-of the regularised risk (P1) beside those of the proximal features (P2) over lambda.
+Writes a figure and, beside it, tables of the accuracy of 1-nearest-neighbour on the two labels,
+before and after, and of the predictions of the regularised risk (P1) and those of the proximal
+features (P2) over lambda.
 """
 
 import argparse
+from pathlib import Path
 
 import keras
 import matplotlib
@@ -16,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 from sklearn.datasets import make_moons
-from writing import save_figure
+from writing import markdown, save_figure, write
 
 from proxnet_tf.layers.kernel import ProxKernelFeatures
 from proxnet_tf.ops.kernels import (
@@ -178,19 +180,26 @@ def main(arguments=None):
     flat = gradient_flatness(points)
     plain = np.linalg.norm(points[:, np.newaxis] - points, axis=-1)
     before = nearest_label_accuracy(plain, moon, labelled)
-    print(f"1-nearest-neighbour on two labels: {before:.3f} before the proximal map")
+    nearest = [("none", f"{before:.3f}")]
     for lam in sorted({0.01, 0.1, args.lam}):
         distances = invariant_distances(kernel, flat, points, points, lam).numpy()
         after = nearest_label_accuracy(distances, moon, labelled)
-        print(f"  after, lam = {lam:<6g} {after:.3f}")
+        nearest.append((f"{lam:g}", f"{after:.3f}"))
         if lam == args.lam:
             chosen, to_label = after, distances[:, labelled[0]]
 
-    print("P1 (regularised risk) beside P2 (proximal features), every label, held-out half:")
-    print("  lam      P1 accuracy  P2 accuracy  same prediction  correlation of discriminants")
     comparison = compare_p1_p2(points, moon, args.width, (0.01, 0.1, 1.0, 10.0))
-    for lam, p1, p2, same, correlation in comparison:
-        print(f"  {lam:<8g} {p1:<12.3f} {p2:<12.3f} {same:<16.3f} {correlation:.4f}")
+    rows = [
+        (f"{lam:g}", f"{p1:.3f}", f"{p2:.3f}", f"{same:.3f}", f"{correlation:.4f}")
+        for lam, p1, p2, same, correlation in comparison
+    ]
+    tables = (
+        "1-nearest-neighbour on the two labels, after the proximal map of lam:\n\n"
+        + markdown(("lam", "accuracy"), nearest)
+        + "\nRegularised risk (P1) beside proximal features (P2), every label, held-out half:\n\n"
+        + markdown(("lam", "P1 accuracy", "P2 accuracy", "same prediction", "correlation"), rows)
+    )
+    print(tables, end="")
 
     axis = [
         np.linspace(low - 0.4, high + 0.4, 90) for low, high in zip(*_range(points), strict=True)
@@ -217,6 +226,7 @@ def main(arguments=None):
         args.lam,
         args.output,
     )
+    write(Path(args.output).with_suffix(".md"), tables)
     print(f"wrote {args.output}")
     return before, chosen, comparison
 

@@ -24,7 +24,7 @@ import keras
 import numpy as np
 from keras.layers import Concatenate, Dense
 from scipy.stats import spearmanr
-from writing import write
+from writing import markdown, write
 
 from proxnet_tf import (
     CCALoss,
@@ -302,22 +302,22 @@ def words_of(model, encoders, views, evaluated, projection, pairs):
 
 
 def table(results):
-    """Lines of Markdown: mean (± std over seeds) for every method, the paper's below."""
+    """Markdown: mean (± std over seeds) for every method, the paper's below."""
     header = [f"{name.replace('ws353', 'WS').replace('_', '-')} {('EN', 'DE')[j]}"
               for name, j in COLUMNS]  # fmt: skip
     header = [h.replace("simlex", "SimLex") for h in header]
-    lines = [f"| Spearman x 100 | {' | '.join(header)} |", "|---" * (len(header) + 1) + "|"]
+    rows = []
     for method, runs in results.items():
         values = np.array(runs)
         cells = [f"{mean:.1f}" for mean in values.mean(0)]
         if len(runs) > 1:
             spread = values.std(0, ddof=1)
             cells = [f"{cell} ± {s:.1f}" for cell, s in zip(cells, spread, strict=True)]
-        lines.append(f"| {NAMES[method]} | {' | '.join(cells)} |")
+        rows.append((NAMES[method], *cells))
     for method, numbers in PAPER.items():
         cells = [f"{number:.1f}" for number in numbers]
-        lines.append(f"| paper: {NAMES[method]} | {' | '.join(cells)} |")
-    return lines
+        rows.append((f"paper: {NAMES[method]}", *cells))
+    return markdown(("Spearman x 100", *header), rows)
 
 
 def load(options):
@@ -372,7 +372,7 @@ def main(arguments=None):
         settings = {name: str(value) for name, value in vars(options).items()}
         record = {"options": settings, "chosen": chosen, "results": results, "log": log}
         write(options.output / "word_similarity.json", json.dumps(record, indent=1))
-        write(options.output / "word_similarity.md", "\n".join(table(results)) + "\n")
+        write(options.output / "word_similarity.md", table(results))
 
     def report(line):
         print(line, flush=True)
@@ -413,7 +413,7 @@ def main(arguments=None):
             found = words_of(model, encoders, views, evaluated, projection, data.eval_pairs)
             for variant, vectors in found.items():
                 keep(method + variant, judge(vectors, data, sets))
-    print("\n".join(table(results)))
+    print(table(results), end="")
     return results
 
 

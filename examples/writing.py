@@ -4,6 +4,15 @@ import os
 from pathlib import Path
 
 
+def markdown(header, rows):
+    """A table in Markdown, its columns aligned to be read as text, too."""
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells.insert(1, ["-" * width for width in widths])
+    lines = [map(str.ljust, row, widths) for row in cells]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def write(path, text):
     """Writes a text file."""
     _replace(path, lambda partial: partial.write_text(text))

@@ -3,6 +3,8 @@ import noisy_view
 import numpy as np
 import pytest
 
+from tests.helpers.markdown import table_rows
+
 
 def test_parts_are_disjoint_stratified_and_scaled_by_the_training_part():
     data = multiview_digits.split_data(["mor", "fac"], seed=3)
@@ -74,7 +76,13 @@ def test_noisy_view_runs(tmp_path, capsys):
         errors = results["vanilla"][0][mode]
         assert errors[0] < 60.0
         assert errors[3] > errors[0] + 3.0
-    assert "80%" in capsys.readouterr().out
+    printed, written = capsys.readouterr().out, (tmp_path / "noisy_view.md").read_text()
+    assert written in printed
+    rows = table_rows(written)
+    assert rows[0] == ["test error, %", "mode", "0%", "20%", "50%", "80%"]
+    for row, mode in zip(rows[1:], ("alone", "average"), strict=True):
+        errors = results["vanilla"][0][mode]
+        assert row == ["Vanilla", mode, *(f"{error:.2f} +- 0.00" for error in errors)]
 
 
 def test_bad_options_are_refused(tmp_path):

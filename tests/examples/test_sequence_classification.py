@@ -8,6 +8,7 @@ import sequence_classification as example
 
 from proxnet_tf.datasets import load_japanese_vowels
 from proxnet_tf.datasets.japanese_vowels import Sequences
+from tests.helpers.markdown import table_rows
 
 
 def sequences(lengths, features=2):
@@ -113,7 +114,12 @@ def test_a_uea_pair_from_files_to_table(monkeypatch, tmp_path):
         assert all(row["L2 attack 0.5"] <= row["clean"] for row in rows)
     stored = json.loads((tmp_path / "uea.json").read_text())
     assert stored["results"] == results and stored["settings"]["lam"] == 0.1
-    assert "| ProxLSTM - AdvLSTM, clean |" in (tmp_path / "uea.md").read_text()
+    table = {row[0]: row[1:] for row in table_rows((tmp_path / "uea.md").read_text())}
+    clean = [[row["clean"] for row in rows] for rows in results.values()]
+    assert table["clean"] == [f"{np.mean(v):.2f} ± {np.std(v, ddof=1):.2f}" for v in clean]
+    assert table["ProxLSTM - AdvLSTM, clean"][0].startswith(
+        f"{np.mean(clean[2]) - np.mean(clean[1]):+.2f} ±"
+    )
     assert (tmp_path / "uea_tsne.png").exists()
 
 

@@ -6,6 +6,7 @@ import word_similarity as example
 
 from proxnet_tf.datasets import load_crosslingual
 from proxnet_tf.datasets.words import SIMILARITY_SETS
+from tests.helpers.markdown import table_rows
 
 WIDTH, HIDDEN, WORDS = 12, 4, 40
 
@@ -56,9 +57,9 @@ def test_baseline_and_linear_cca(folder, tmp_path):
     record = json.loads((tmp_path / "word_similarity.json").read_text())
     assert record["chosen"]["linear"]["components"] in (4, 12)
     assert record["results"]["linear"] == results["linear"]
-    rows = (tmp_path / "word_similarity.md").read_text().splitlines()
-    assert rows[2].startswith(f"| Baseline | {baseline[0]:.1f} |")
-    assert "| paper: ProxNet | 75.4 | 69.2 |" in rows[-1]
+    rows = table_rows((tmp_path / "word_similarity.md").read_text())
+    assert rows[1] == ["Baseline", *(f"{value:.1f}" for value in baseline)]
+    assert rows[-1][:3] == ["paper: ProxNet", "75.4", "69.2"]
 
 
 def test_the_networks_learn(folder, tmp_path, capsys, monkeypatch):

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 from glyphs import glyph_pairs
 from keras import layers
-from writing import markdown, write
+from writing import learning_curves, markdown, write
 
 from proxnet_tf import (
     DCCA,
@@ -285,10 +285,14 @@ def with_schedule(options, count):
     return argparse.Namespace(**{**vars(options), "epochs": epochs, "growth": growth})
 
 
+def folder_of(method, classes, seed, options):
+    return options.output / "sketchy" / f"{classes}-{method}-{seed}"
+
+
 def run(method, classes, seed, data, options):
     """Trains and measures one model, unless that is done already."""
     options = with_schedule(options, len(data[0].labels))
-    folder = options.output / "sketchy" / f"{classes}-{method}-{seed}"
+    folder = folder_of(method, classes, seed, options)
     settings = {name: str(value) for name, value in vars(options).items() if name in RUN_SETTINGS}
     result = folder / "result.json"
     kept = folder / "settings.json"
@@ -308,7 +312,6 @@ def run(method, classes, seed, data, options):
     model = make_model(method, shapes, classes, options)
     train(model, method, data[0], seed, options, folder)
     measured = measure(model, method, data[1], seed)
-    measured["train"] = json.loads((folder / "fit.json").read_text())[-1]
     measured["seconds"] = time.perf_counter() - started
     write(result, json.dumps(measured))
     for path in folder.iterdir():
@@ -337,6 +340,20 @@ RUN_SETTINGS = (
     "reconstruction_weight",
     "holdout",
 )
+
+
+def histories(results, options):
+    """What `learning_curves` draws: the figures of every epoch."""
+    drawn = {}
+    for classes, methods in results.items():
+        for method, seeds in methods.items():
+            for seed in seeds:
+                kept = folder_of(method, classes, seed, options) / "fit.json"
+                epochs = json.loads(kept.read_text())
+                run = {name: [epoch[name] for epoch in epochs] for name in epochs[0]}
+                group = drawn.setdefault(f"{classes} classes", {})
+                group.setdefault(NAMES[method], []).append(run)
+    return drawn
 
 
 def summary(values):
@@ -425,6 +442,7 @@ def main(arguments=None):
                 )
                 write(options.output / "sketchy.json", json.dumps(results, indent=1))
                 write(options.output / "sketchy.md", table(results))
+                learning_curves(histories(results, options), options.output / "sketchy.png")
     print(table(results), end="")
     return results
 

@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 from keras.layers import LSTM, Dense
 from sequence_classification import WithMask
-from writing import markdown, write
+from writing import learning_curves, markdown, write
 
 from proxnet_tf import DCCA, DCCAE, LambdaSchedule, MultiviewClassifier, linear_lambda
 from proxnet_tf.datasets import cut_utterances, load_articulatory_speech, split_utterances
@@ -254,6 +254,16 @@ def table(results, noises):
     return markdown(("PER, %", *titles), rows)
 
 
+def histories(results):
+    """What `learning_curves` draws: the figures of every epoch."""
+    drawn = {}
+    for cell, runs in results.items():
+        method, mode, noise = cell.split()
+        group = drawn.setdefault(f"{mode}, noise {noise}", {})
+        group[NAMES[method]] = [run["history"] for run in runs]
+    return drawn
+
+
 def parse(arguments=None):
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
@@ -305,6 +315,7 @@ def main(arguments=None):
                     write(options.output / "speech_recognition.json", record)
                     shown = table(results, options.noises)
                     write(options.output / "speech_recognition.md", shown)
+                    learning_curves(histories(results), options.output / "speech_recognition.png")
     print(shown, end="")
     return results
 

@@ -24,7 +24,7 @@ import keras
 import numpy as np
 from keras.layers import Concatenate, Dense
 from scipy.stats import spearmanr
-from writing import markdown, write
+from writing import learning_curves, markdown, write
 
 from proxnet_tf import (
     CCALoss,
@@ -174,7 +174,7 @@ def make_model(method, widths, settings):
 
 
 def train(method, views, settings, epochs, batch_size, seed):
-    """Trains a network on the pairs; returns the model, its encoders, and the last figures."""
+    """Trains a network on the pairs; returns the model, its encoders, the figures by epoch."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(seed)
     model, encoders = make_model(method, [x.shape[1] for x in views], settings)
@@ -194,7 +194,7 @@ def train(method, views, settings, epochs, batch_size, seed):
     history = model.fit(
         views, target, batch_size=batch_size, epochs=epochs, callbacks=callbacks, verbose=0
     ).history
-    return model, encoders, {name: float(values[-1]) for name, values in history.items()}
+    return model, encoders, {name: list(map(float, values)) for name, values in history.items()}
 
 
 def encode(encoders, views):
@@ -219,7 +219,7 @@ def tune(method, views, held, options, report):
             learning_rate=rng.choice(LEARNING_RATES).item(),
         )
         started = time.perf_counter()
-        _, encoders, figures = train(
+        _, encoders, history = train(
             method, [x[~held] for x in views], settings, options.tuning_epochs,
             options.batch_size, seed=trial,
         )  # fmt: skip
@@ -231,7 +231,7 @@ def tune(method, views, held, options, report):
             )
         report(
             f"{NAMES[method]}, trial {trial}: {projection} {settings} "
-            f"loss {figures['loss']:.4f}, {time.perf_counter() - started:.0f} s"
+            f"loss {history['loss'][-1]:.4f}, {time.perf_counter() - started:.0f} s"
         )
         if best is None or projection.score > best[1].score:
             best = settings, projection
@@ -365,12 +365,13 @@ def main(arguments=None):
     views, evaluated = normalize(data)
     views = [x[: options.max_pairs] for x in views]
     held = hold_out([words[: options.max_pairs] for words in data.words], seed=0)
-    log, results, chosen = [], {}, {}
+    log, results, chosen, histories = [], {}, {}, {}
     began = time.perf_counter()
 
     def save():
         settings = {name: str(value) for name, value in vars(options).items()}
-        record = {"options": settings, "chosen": chosen, "results": results, "log": log}
+        record = {"options": settings, "chosen": chosen, "results": results}
+        record |= {"log": log, "histories": histories}
         write(options.output / "word_similarity.json", json.dumps(record, indent=1))
         write(options.output / "word_similarity.md", table(results))
 
@@ -405,10 +406,13 @@ def main(arguments=None):
             "projection": dataclasses.asdict(projection)
         }
         for seed in options.seeds:
-            model, encoders, figures = train(
+            model, encoders, history = train(
                 method, views, settings, options.epochs, options.batch_size, seed
             )
-            shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+            shown = ", ".join(f"{name} {values[-1]:.4g}" for name, values in history.items())
+            runs = histories.setdefault(NAMES[method], {NAMES[method]: []})
+            runs[NAMES[method]].append(history)
+            learning_curves(histories, options.output / "word_similarity.png")
             report(f"{NAMES[method]}, seed {seed}: {shown} ({time.perf_counter() - began:.0f} s)")
             found = words_of(model, encoders, views, evaluated, projection, data.eval_pairs)
             for variant, vectors in found.items():

@@ -7,7 +7,7 @@ import numpy as np
 
 from proxnet_tf.datasets.files import bad_data, required
 
-_SOURCE = "https://home.ttic.edu/~klivescu/XRMB_data/full/README (XRMB, Wisconsin X-ray Micro-Beam)"
+SOURCE = "https://home.ttic.edu/~klivescu/XRMB_data/full/README (XRMB, Wisconsin X-ray Micro-Beam)"
 _LAYOUT = {"MFCCS": (None, 39), "ARTICS": (None, 16), "LABELS": (None, 1), "LENGTHS": (1, None)}
 NUM_PHONES = 40
 
@@ -65,22 +65,22 @@ def load_articulatory_speech(path: str | Path) -> Utterances:
     """
     import scipy.io
 
-    path = required(path, _SOURCE)
+    path = required(path, SOURCE)
     try:
         found = scipy.io.loadmat(str(path), variable_names=list(_LAYOUT))
     except NotImplementedError:
         raise bad_data(
             path,
             "it is of MATLAB's version 7.3 (HDF5); save it again with save(..., '-v7') in MATLAB.",
-            _SOURCE,
+            SOURCE,
         ) from None
     except Exception as error:  # SciPy raises many kinds on damaged files
-        raise bad_data(path, f"it is no MATLAB file, or a part of one: {error}.", _SOURCE) from (
+        raise bad_data(path, f"it is no MATLAB file, or a part of one: {error}.", SOURCE) from (
             error
         )
     missing = [name for name in _LAYOUT if name not in found]
     if missing:
-        raise bad_data(path, f"it has no {', '.join(missing)}.", _SOURCE)
+        raise bad_data(path, f"it has no {', '.join(missing)}.", SOURCE)
     arrays = {name: np.asarray(found[name]) for name in _LAYOUT}
     frames = len(arrays["MFCCS"])
     for name, shape in _LAYOUT.items():
@@ -90,20 +90,20 @@ def load_articulatory_speech(path: str | Path) -> Utterances:
             w is None or w == s for w, s in zip(wanted, array.shape, strict=True)
         )
         if not fits or not array.size:
-            raise bad_data(path, f"{name} must be {wanted}, not {array.shape}.", _SOURCE)
+            raise bad_data(path, f"{name} must be {wanted}, not {array.shape}.", SOURCE)
         if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
-            raise bad_data(path, f"{name} has values that are not finite numbers.", _SOURCE)
+            raise bad_data(path, f"{name} has values that are not finite numbers.", SOURCE)
     labels, lengths = arrays["LABELS"][:, 0], arrays["LENGTHS"][0]
     for name, array in (("LABELS", labels), ("LENGTHS", lengths)):
         if (array != np.floor(array)).any():
-            raise bad_data(path, f"{name} must be whole numbers.", _SOURCE)
+            raise bad_data(path, f"{name} must be whole numbers.", SOURCE)
     if labels.min() < 0 or labels.max() >= NUM_PHONES:
         problem = f"LABELS must be 0 to {NUM_PHONES - 1}, not {labels.min()} to {labels.max()}."
-        raise bad_data(path, problem, _SOURCE)
+        raise bad_data(path, problem, SOURCE)
     lengths = lengths.astype("int64")
     if lengths.min() < 1 or lengths.sum() != frames:
         problem = f"LENGTHS must be positive and add up to {frames} frames, not {lengths.sum()}."
-        raise bad_data(path, problem, _SOURCE)
+        raise bad_data(path, problem, SOURCE)
     return Utterances(
         arrays["MFCCS"].astype("float32"),
         arrays["ARTICS"].astype("float32"),

@@ -15,16 +15,16 @@ Path = str | pathlib.Path
 SIMILARITY_SETS = {"ws353_all": 350, "ws353_sim": 201, "ws353_rel": 252, "simlex999": 999}
 LANGUAGES = ("en", "de")
 
-_VECTORS_SOURCE = (
+VECTORS_SOURCE = (
     "https://fasttext.cc/docs/en/crawl-vectors.html (cc.en.300.vec.gz and cc.de.300.vec.gz)"
 )
-_PAIRS_SOURCE = (
+PAIRS_SOURCE = (
     "https://github.com/facebookresearch/MUSE (dictionaries) and https://www.statmt.org (News "
     "Commentary, to be aligned)"
 )
-_SIMILARITY_SOURCE = "https://github.com/nmrksic/eval-multilingual-simlex (folder evaluation)"
-_CROSSLINGUAL_SOURCE = (
-    f"{_VECTORS_SOURCE} and {_PAIRS_SOURCE}; `build_crosslingual` puts vectors and pairs together"
+SIMILARITY_SOURCE = "https://github.com/nmrksic/eval-multilingual-simlex (folder evaluation)"
+CROSSLINGUAL_SOURCE = (
+    f"{VECTORS_SOURCE} and {PAIRS_SOURCE}; `build_crosslingual` puts vectors and pairs together"
 )
 
 
@@ -83,11 +83,11 @@ def load_word_vectors(
     Reference: Grave, Bojanowski, Gupta, Joulin, Mikolov (2018), Learning word vectors for 157
     languages.
     """
-    path = required(path, _VECTORS_SOURCE)
+    path = required(path, VECTORS_SOURCE)
     wanted = None if wanted is None else frozenset(wanted)
 
     def fail(problem):
-        return bad_data(path, problem, _VECTORS_SOURCE)
+        return bad_data(path, problem, VECTORS_SOURCE)
 
     words: list[str] = []
     rows: list[np.ndarray] = []
@@ -140,15 +140,15 @@ def load_word_pairs(path: Path) -> list[tuple[str, str]]:
     Example:
         pairs = load_word_pairs("en-de.txt")
     """
-    path = required(path, _PAIRS_SOURCE)
+    path = required(path, PAIRS_SOURCE)
     pairs = []
-    for number, line in enumerate(_lines(path, _PAIRS_SOURCE), start=1):
+    for number, line in enumerate(_lines(path, PAIRS_SOURCE), start=1):
         words = line.split()
         if len(words) != 2:
-            raise bad_data(path, f"line {number} is not two words: {line!r}.", _PAIRS_SOURCE)
+            raise bad_data(path, f"line {number} is not two words: {line!r}.", PAIRS_SOURCE)
         pairs.append((words[0], words[1]))
     if not pairs:
-        raise bad_data(path, "it is empty.", _PAIRS_SOURCE)
+        raise bad_data(path, "it is empty.", PAIRS_SOURCE)
     return pairs
 
 
@@ -164,9 +164,9 @@ def load_word_similarity(path: Path) -> Similarity:
     Example:
         pairs, scores = load_word_similarity("simlex999_en.tsv")
     """
-    path = required(path, _SIMILARITY_SOURCE)
+    path = required(path, SIMILARITY_SOURCE)
     pairs, scores = [], []
-    for number, line in enumerate(_lines(path, _SIMILARITY_SOURCE)[1:], start=2):
+    for number, line in enumerate(_lines(path, SIMILARITY_SOURCE)[1:], start=2):
         try:
             first, second, score = line.split("\t")
             value = float(score)
@@ -174,12 +174,12 @@ def load_word_similarity(path: Path) -> Similarity:
             value = np.nan
         if not np.isfinite(value):
             raise bad_data(
-                path, f"line {number} is not two words and a score: {line!r}.", _SIMILARITY_SOURCE
+                path, f"line {number} is not two words and a score: {line!r}.", SIMILARITY_SOURCE
             )
         pairs.append((first, second))
         scores.append(value)
     if not pairs:
-        raise bad_data(path, "it has no pair of words.", _SIMILARITY_SOURCE)
+        raise bad_data(path, "it has no pair of words.", SIMILARITY_SOURCE)
     return Similarity(pairs, np.array(scores))
 
 
@@ -205,7 +205,7 @@ def load_similarity_sets(folder: Path) -> dict[str, dict[str, Similarity]]:
     Reference: Finkelstein et al. (2002); Agirre et al. (2009); Hill, Reichart, Korhonen (2015);
     Leviant, Reichart (2015).
     """
-    folder = required(folder, _SIMILARITY_SOURCE)
+    folder = required(folder, SIMILARITY_SOURCE)
     sets: dict[str, dict[str, Similarity]] = {}
     for name, size in SIMILARITY_SETS.items():
         sets[name] = {}
@@ -214,7 +214,7 @@ def load_similarity_sets(folder: Path) -> dict[str, dict[str, Similarity]]:
             table = load_word_similarity(path)
             if len(table.pairs) < size:
                 problem = f"it has {len(table.pairs)} pairs, {name} has {size}."
-                raise bad_data(path, problem, _SIMILARITY_SOURCE)
+                raise bad_data(path, problem, SIMILARITY_SOURCE)
             sets[name][language] = table
     return sets
 
@@ -239,7 +239,7 @@ def load_crosslingual(path: Path) -> Crosslingual:
     names = [f"{part}{language}_{what}" for part in ("", "eval_") for language in LANGUAGES
              for what in ("words", "vectors")]  # fmt: skip
     pairs = [f"eval_pairs_{language}" for language in LANGUAGES]
-    arrays = read_npz(path, [*names, *pairs], _CROSSLINGUAL_SOURCE)
+    arrays = read_npz(path, [*names, *pairs], CROSSLINGUAL_SOURCE)
 
     def both(pattern):
         first, second = (arrays[pattern.format(language)] for language in LANGUAGES)
@@ -248,7 +248,7 @@ def load_crosslingual(path: Path) -> Crosslingual:
     def check(correct, problem):
         if not correct:
             shapes = {name: array.shape for name, array in arrays.items()}
-            raise bad_data(pathlib.Path(path), f"{problem}; {shapes}.", _CROSSLINGUAL_SOURCE)
+            raise bad_data(pathlib.Path(path), f"{problem}; {shapes}.", CROSSLINGUAL_SOURCE)
 
     words, eval_words, indices = both("{}_words"), both("eval_{}_words"), both("eval_pairs_{}")
     for part in ("", "eval_"):
@@ -329,7 +329,7 @@ def build_crosslingual(
     if not kept:
         raise ValueError(
             f"None of the {len(pairs)} training pairs has vectors in both files and is not among "
-            f"the words to evaluate. {_PAIRS_SOURCE}"
+            f"the words to evaluate. {PAIRS_SOURCE}"
         )
     index = [{word: i for i, word in enumerate(words)} for words in evaluated]
     linked = [

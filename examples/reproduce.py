@@ -105,13 +105,13 @@ EXPERIMENTS = {
     "images": Experiment(
         "Photos and sketches",
         "sketchy.py",
-        "--steps 1000 --hidden 256",
-        "--epochs 300 --decay-epoch 200 --classes 20 50 100",
+        "--classes 20 50 100 --steps 1000 2000 3000 --hidden 256",
+        "--classes 20 50 100 125 --epochs 300 --decay-epoch 200",
         (
             Data(
                 (("--data", ("256x256", "sketchy", "sketchy.zip")),),
                 sketchy.SOURCE,
-                "--size 256 --classes 20 50 100 125",
+                "--size 256",
             ),
         ),
         stand_in="glyphs, drawn by the script",

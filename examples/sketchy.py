@@ -274,12 +274,13 @@ def load(classes, seed, options):
     return train_data, test_data
 
 
-def with_schedule(options, count):
-    """The options for `count` training pairs: with `--steps`, that many batches, in which lam
-    grows as much as in 300 epochs of the paper's schedule."""
+def with_schedule(options, classes, count):
+    """The options for `classes` classes of `count` training pairs: with `--steps`, that many
+    batches, in which lam grows as much as in 300 epochs of the paper's schedule."""
     epochs, growth = options.epochs, 0.5
     if options.steps:
-        epochs = max(1, round(options.steps / max(1, count // BATCH)))
+        steps = dict(zip(options.classes, options.steps, strict=True))[classes]
+        epochs = max(1, round(steps / max(1, count // BATCH)))
         growth = 0.5 * 300 / epochs
     growth = growth if options.growth is None else options.growth
     return argparse.Namespace(**{**vars(options), "epochs": epochs, "growth": growth})
@@ -291,7 +292,7 @@ def folder_of(method, classes, seed, options):
 
 def run(method, classes, seed, data, options):
     """Trains and measures one model, unless that is done already."""
-    options = with_schedule(options, len(data[0].labels))
+    options = with_schedule(options, classes, len(data[0].labels))
     folder = folder_of(method, classes, seed, options)
     settings = {name: str(value) for name, value in vars(options).items() if name in RUN_SETTINGS}
     result = folder / "result.json"
@@ -401,7 +402,12 @@ def parse(arguments=None):
     parser.add_argument("--backbone", choices=["resnet18", "small"], help="(small for glyphs)")
     parser.add_argument("--hidden", type=int, default=512, help="units of the classifier's layers")
     parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--steps", type=int, help="batches instead of epochs, for all --classes")
+    parser.add_argument(
+        "--steps",
+        nargs="+",
+        type=int,
+        help="batches instead of epochs: one number, or one for each of --classes",
+    )
     parser.add_argument("--pretrain-epochs", type=int, help="of DCCA and DCCAE (as --epochs)")
     parser.add_argument("--epsilon", type=float, help="ridge on the covariances (the method's)")
     parser.add_argument("--decay-epoch", type=int, help="learning rate / 10 (2/3 of the epochs)")
@@ -420,6 +426,10 @@ def parse(arguments=None):
     parser.add_argument("--output", type=Path, default=Path("outputs"))
     options = parser.parse_args(arguments)
     options.backbone = options.backbone or ("resnet18" if options.data else "small")
+    if options.steps and len(options.steps) not in (1, len(options.classes)):
+        parser.error("--steps takes one number, or one for each of --classes")
+    if options.steps and len(options.steps) == 1:
+        options.steps *= len(options.classes)
     if min(options.epochs, options.size // 8, options.pairs // 2, *options.classes) < 1:
         parser.error("--epochs, --size, --pairs and --classes must be positive")
     return options

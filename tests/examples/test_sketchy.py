@@ -76,11 +76,15 @@ def test_normalized_pixels_and_whole_training_set():
 
 
 def test_steps_set_epochs_and_compress_the_schedule():
-    options = sketchy.parse(["--steps", "100"])
-    options = sketchy.with_schedule(options, 2000)
-    assert (options.epochs, options.growth) == (5, 30.0)
-    options = sketchy.with_schedule(sketchy.parse(["--epochs", "9"]), 2000)
-    assert (options.epochs, options.growth) == (9, 0.5)
+    options = sketchy.parse("--classes 5 25 --steps 100".split())
+    found = sketchy.with_schedule(options, 25, 2000)
+    assert (found.epochs, found.growth) == (5, 30.0)
+    options = sketchy.parse("--classes 5 25 --steps 100 400".split())
+    assert [sketchy.with_schedule(options, n, 2000).epochs for n in (5, 25)] == [5, 20]
+    found = sketchy.with_schedule(sketchy.parse(["--epochs", "9"]), 20, 2000)
+    assert (found.epochs, found.growth) == (9, 0.5)
+    with pytest.raises(SystemExit):
+        sketchy.parse("--classes 5 10 20 --steps 100 400".split())
 
 
 class Stop(Exception):

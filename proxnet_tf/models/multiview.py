@@ -1,6 +1,6 @@
 """The paper's multiview methods as Keras models: Vanilla, RRM, ProxNet, DCCA, DCCAE."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -9,6 +9,17 @@ import tensorflow as tf
 from proxnet_tf.layers.common import check_choice, check_integer, check_number
 from proxnet_tf.layers.prox_cca import ProxCCA, ProxGCCA
 from proxnet_tf.losses import CCARegularizer, GCCARegularizer, cca_loss, gcca_loss
+
+_PROX_OPTIONS = (
+    "solver",
+    "gradient",
+    "momentum",
+    "max_iterations",
+    "tolerance",
+    "jit_solver",
+    "synchronized",
+    "solver_device",
+)
 
 
 class _MultiviewModel(keras.Model):
@@ -138,6 +149,9 @@ class MultiviewClassifier(_MultiviewModel):
             regularizer, default 1. "prox": the term of the published code beside the layer (there
             1/d), default 0. "vanilla": must be 0.
         monitor: whether the proximal layer reports its correlations (see `ProxCCA`).
+        prox_options: further arguments of the proximal layer, such as `{"synchronized": True}`
+            ("prox"): `solver`, `gradient`, `momentum`, `max_iterations`, `tolerance`,
+            `jit_solver`, `synchronized`, `solver_device`; see `ProxCCA`.
         predict_with: "average" (default) or the index of a view, 0 <= index < J.
 
     Call arguments:
@@ -179,6 +193,7 @@ class MultiviewClassifier(_MultiviewModel):
         inference: str = "identity",
         correlation_weight: float | None = None,
         monitor: bool = False,
+        prox_options: Mapping[str, Any] | None = None,
         predict_with: str | int = "average",
         **kwargs: Any,
     ):
@@ -198,6 +213,13 @@ class MultiviewClassifier(_MultiviewModel):
             raise ValueError(
                 "`correlation_weight` must be 0 or None for method='vanilla'; use method='rrm' "
                 f"for a correlation term. Received: correlation_weight={correlation_weight!r}"
+            )
+        self.prox_options = dict(prox_options or {})
+        allowed = _PROX_OPTIONS if method == "prox" else ()
+        if not set(self.prox_options) <= set(allowed):
+            raise ValueError(
+                f"`prox_options` may have the keys {list(allowed)} with method={method!r}. "
+                f"Received: prox_options={prox_options}"
             )
         self.regularizer = self.prox = None
         if self.correlation_weight or method == "prox":
@@ -220,6 +242,7 @@ class MultiviewClassifier(_MultiviewModel):
                 inference=inference,
                 monitor=monitor,
                 dtype=self.dtype_policy,
+                **self.prox_options,
             )
 
     def _build_features(self, codes, input_shape):
@@ -245,6 +268,7 @@ class MultiviewClassifier(_MultiviewModel):
             "inference": self.inference,
             "correlation_weight": self.correlation_weight,
             "monitor": self.monitor,
+            "prox_options": self.prox_options,
         }
 
 

@@ -141,6 +141,21 @@ def training_loss(model, views, labels, **options):
     return model.fit(views, labels, batch_size=120, verbose=0, **options).history["loss"][0]
 
 
+@pytest.mark.parametrize("views", [2, 3])
+def test_options_of_the_layer(views, tmp_path):
+    data, _ = make_data(views=views)
+    options = {"tolerance": 1e-3, "solver_device": "CPU:0", "synchronized": True}
+    model = MultiviewClassifier(
+        encoders(views), predictors(views), num_components=2, prox_options=options
+    )
+    config = model.prox.get_config()
+    assert {name: config[name] for name in options} == options
+    assert not np.array_equal(model(data, training=True), model(data))
+    model.save(tmp_path / "model.keras")
+    reloaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert reloaded.prox.get_config()["tolerance"] == 1e-3
+
+
 def test_correlation_terms_are_added_to_the_loss():
     views, labels = make_data()
     for method, weight in (("rrm", 0.7), ("prox", 0.2)):
@@ -475,6 +490,20 @@ def test_pretraining_refuses_weights(name):
             "correlation_weight=-1.0",
         ),
         (lambda: MultiviewClassifier(encoders(), predictors(), lam=0.0), "`lam` .*lam=0.0"),
+        (
+            lambda: MultiviewClassifier(encoders(), predictors(), prox_options={"lam": 2.0}),
+            "'solver_device'.*prox_options={'lam': 2.0}",
+        ),
+        (
+            lambda: MultiviewClassifier(
+                encoders(), predictors(), method="rrm", prox_options={"tolerance": 1e-4}
+            ),
+            "method='rrm'.*tolerance",
+        ),
+        (
+            lambda: MultiviewClassifier(encoders(), predictors(), prox_options={"tolerance": -1}),
+            "`tolerance`",
+        ),
         (
             lambda: MultiviewClassifier(encoders(), predictors(), predict_with=2),
             "one of the 2 views.*predict_with=2",

@@ -362,7 +362,7 @@ def summary(values):
 
 
 def table(results):
-    """Markdown: test error and correlation by method and number of classes."""
+    """Markdown: test error, correlation and paired differences by number of classes."""
     counts = list(results)
     methods = [m for m in NAMES if any(m in results[count] for count in counts)]
     rows = []
@@ -385,6 +385,13 @@ def table(results):
         more.append(("prox", "error_with_layer", "error with the layer on, ProxNet"))
     for method, key, label in more:
         rows.append((label, *(values(method, key, n) for n in counts)))
+    for method in [m for m in methods if m != "rrm" and "rrm" in methods]:
+        cells = []
+        for count in counts:
+            found, base = (results[count].get(m, {}) for m in (method, "rrm"))
+            pairs = [found[seed]["error"] - base[seed]["error"] for seed in found if seed in base]
+            cells.append(summary(pairs) if pairs else "")
+        rows.append((f"error minus RRM's on the same seed, {NAMES[method]}", *cells))
     return errors + "\n" + markdown(("test part", *columns), rows)
 
 

@@ -231,27 +231,38 @@ def run(method, mode, noise, seed, parts, options):
     }
 
 
+def summary(values, sign=""):
+    if not values:
+        return ""
+    spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+    return f"{np.mean(values):{sign}.1f}{spread}"
+
+
 def table(results, noises):
-    """Markdown: mean ± std over seeds in %, the paper's below."""
+    """Markdown: mean ± std (seeds) in %, the paper's below; the difference to RRM by seed."""
     columns = [(noise, mode) for noise in noises for mode in MODES]
     titles = [f"noise {noise:g}, {mode}" for noise, mode in columns]
-    rows = []
-    for method in NAMES:
-        cells = []
-        for noise, mode in columns:
-            values = [r["per"] for r in results.get(f"{method} {mode} {noise:g}", [])]
-            spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-            cells.append(f"{np.mean(values):.1f}{spread} ({len(values)})" if values else "")
-        if any(cells):
-            rows.append((NAMES[method], *cells))
+
+    def errors(method, noise, mode):
+        return [run["per"] for run in results.get(f"{method} {mode} {noise:g}", [])]
+
+    rows, known, differences = [], [], []
     for method, name in NAMES.items():
-        known = PAPER[method]
-        cells = [
-            f"{known[noise][list(MODES).index(mode)]:.1f}" if noise in known else ""
-            for noise, mode in columns
-        ]
-        rows.append((f"paper: {name}", *cells))
-    return markdown(("PER, %", *titles), rows)
+        found = [errors(method, *column) for column in columns]
+        cells = [f"{summary(values)} ({len(values)})" if values else "" for values in found]
+        if any(cells):
+            rows.append((name, *cells))
+        paper = [PAPER[method].get(noise, ("", "")) for noise in noises]
+        known.append((f"paper: {name}", *(str(number) for pair in paper for number in pair)))
+        pairs = []
+        for values, column in zip(found, columns, strict=True):
+            pairs.append([a - b for a, b in zip(values, errors("rrm", *column), strict=False)])
+        if method != "rrm" and any(pairs):
+            differences.append((name, *(summary(values, "+") for values in pairs)))
+    tables = [markdown(("PER, %", *titles), rows + known)]
+    if differences:
+        tables.append(markdown(("PER minus RRM's on the same seed", *titles), differences))
+    return "\n".join(tables)
 
 
 def histories(results):

@@ -87,6 +87,22 @@ def test_steps_set_epochs_and_compress_the_schedule():
         sketchy.parse("--classes 5 10 20 --steps 100 400".split())
 
 
+def test_table_has_the_difference_to_rrm_by_seed():
+    runs = {
+        "vanilla": {0: 20.0, 1: 24.0},
+        "rrm": {0: 19.0, 1: 20.0, 2: 5.0},
+    }
+    results = {
+        20: {
+            method: {seed: {"error": error, "correlation": 1.0} for seed, error in seeds.items()}
+            for method, seeds in runs.items()
+        }
+    }
+    rows = table_rows(sketchy.table(results))
+    assert rows[1] == ["Vanilla", "22.0 ± 2.8", "18.7 ± 1.1"]
+    assert rows[-1] == ["error minus RRM's on the same seed, Vanilla", "2.5 ± 2.1"]
+
+
 class Stop(Exception):
     pass
 

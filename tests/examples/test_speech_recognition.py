@@ -154,6 +154,20 @@ def test_padding_does_not_reach_the_proximal_layer():
     np.testing.assert_allclose(model(padded, training=True)[:, :6], plain, atol=1e-4)
 
 
+def test_table_has_the_difference_to_rrm_by_seed():
+    results = {
+        "rrm acoustic 0": [{"per": 20.0}, {"per": 30.0}],
+        "prox acoustic 0": [{"per": 21.0}, {"per": 28.0}],
+        "prox logit-avg 0.5": [{"per": 40.0}],
+    }
+    rows = table_rows(example.table(results, [0.0, 0.5]))
+    assert rows[1] == ["RRM", "25.0 ± 7.1 (2)", "", "", ""]
+    assert rows[2] == ["ProxNet", "24.5 ± 4.9 (2)", "", "", "40.0 (1)"]
+    assert rows[7] == ["paper: ProxNet", "12.9", "10.5", "21.6", "16.6"]
+    assert rows[8][0] == "PER minus RRM's on the same seed"
+    assert rows[9:] == [["ProxNet", "-0.5 ± 2.1", "", "", ""]]
+
+
 def write_corpus(path):
     """A .mat file whose acoustics tell the phone."""
     rng = np.random.default_rng(0)

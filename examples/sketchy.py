@@ -459,7 +459,7 @@ def main(arguments=None):
                 )
                 write(options.output / "sketchy.json", json.dumps(results, indent=1))
                 write(options.output / "sketchy.md", table(results))
-                learning_curves(histories(results, options), options.output / "sketchy.png")
+            learning_curves(histories(results, options), options.output / "sketchy.png")
     print(table(results), end="")
     return results
 

@@ -206,12 +206,12 @@ def located(experiment, folder):
     return arguments, [found, *lacking]
 
 
-def listing(folder):
+def listing(places):
     """The experiments, and which data was found for each."""
     lines = []
     for name, experiment in EXPERIMENTS.items():
         lines.append(f"{name}: {experiment.title} ({experiment.script})")
-        lines += [f"    {line}" for line in located(experiment, folder)[1]]
+        lines += [f"    {line}" for line in places[name][1]]
     return "\n".join(lines)
 
 
@@ -289,12 +289,12 @@ def main(arguments=None):
     parser.add_argument("--output", type=Path, default=Path("outputs/reproduce"))
     options = parser.parse_args(arguments)
     data = options.data.resolve()
-    print(f"Data in {data}:\n{listing(data)}", flush=True)
-    ready = {name: located(one, data)[0] for name, one in EXPERIMENTS.items()}
-    chosen = [name for name, found in ready.items() if found is not None]
+    places = {name: located(one, data) for name, one in EXPERIMENTS.items()}
+    print(f"Data in {data}:\n{listing(places)}", flush=True)
+    chosen = [name for name, (found, _) in places.items() if found is not None]
     if "all" not in options.run:
         chosen = [name for name in EXPERIMENTS if name in options.run]
-        missing = [name for name in chosen if ready[name] is None]
+        missing = [name for name in chosen if places[name][0] is None]
         if missing:
             parser.error(f"the data of {', '.join(missing)} is missing, see the list above")
     failed = []
@@ -305,7 +305,7 @@ def main(arguments=None):
             continue
         if options.again and folder.exists():
             shutil.rmtree(folder)
-        if run(EXPERIMENTS[name], ready[name], options.size, folder):
+        if run(EXPERIMENTS[name], places[name][0], options.size, folder):
             failed.append(name)
         write(options.output / options.size / "report.md", report(folder.parent))
     if chosen:

@@ -26,7 +26,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from writing import markdown, save_figure, write
+from writing import markdown, mean_and_spread, save_figure, write
 
 from proxnet_tf import AdversarialModel, ProxLSTM
 from proxnet_tf.datasets import (
@@ -264,15 +264,15 @@ def table(results, robust, paper):
     if any(paper):
         rows.append(("paper (another implementation and split)", *paper))
     for key in ("clean", *robust):
-        values = [np.array([r[key] for r in results[name]]) for name in names]
-        rows.append((key, *(f"{v.mean():.2f} ± {v.std(ddof=1):.2f}" for v in values)))
+        values = [[r[key] for r in results[name]] for name in names]
+        rows.append((key, *(mean_and_spread(v, 2) for v in values)))
     differences = []
     for key in ("clean", *robust):
         for better, base in (("ProxLSTM", "LSTM"), ("AdvLSTM", "LSTM"), ("ProxLSTM", "AdvLSTM")):
             pairs = zip(results[better], results[base], strict=True)
             d = np.array([a[key] - b[key] for a, b in pairs])
             p = wilcoxon(d).pvalue if d.any() else 1.0
-            spread = f"{d.mean():+.2f} ± {d.std(ddof=1):.2f}"
+            spread = mean_and_spread(d, 2, "+")
             differences.append((f"{better} - {base}, {key}", spread, f"{p:.3f}"))
     titles = ("paired difference", "mean ± std", "Wilcoxon p")
     return f"{markdown(('test accuracy, %', *names), rows)}\n{markdown(titles, differences)}"

@@ -8,8 +8,8 @@ and the blank of CTC. ProxNet puts `ProxCCA` between them, over all time steps o
 mode "logit-avg" the loss and the prediction take the mean of both views' logits; in the mode
 "acoustic" every view has its loss, and the acoustic view predicts alone. DCCA and DCCAE train their
 encoders first; their predictors get the code beside the input. A mini-batch holds sequences of
-similar length.
-Noise is a share of another sequence's acoustics, added to a sequence's own, in training and test.
+similar length. Noise is a share of another sequence's acoustics, added to a sequence's own, in
+training and test.
 
 Reports the phone error rate, (substitutions + deletions + insertions) / phones over the test part,
 with greedy decoding. Writes the table and the numbers to `--output` after every model.
@@ -25,7 +25,7 @@ import numpy as np
 import tensorflow as tf
 from keras.layers import LSTM, Dense
 from sequence_classification import WithMask
-from writing import learning_curves, markdown, write
+from writing import learning_curves, markdown, mean_and_spread, write
 
 from proxnet_tf import DCCA, DCCAE, LambdaSchedule, MultiviewClassifier, linear_lambda
 from proxnet_tf.datasets import cut_utterances, load_articulatory_speech, split_utterances
@@ -231,13 +231,6 @@ def run(method, mode, noise, seed, parts, options):
     }
 
 
-def summary(values, sign=""):
-    if not values:
-        return ""
-    spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-    return f"{np.mean(values):{sign}.1f}{spread}"
-
-
 def table(results, noises):
     """Markdown: mean ± std (seeds) in %, the paper's below; the difference to RRM by seed."""
     columns = [(noise, mode) for noise in noises for mode in MODES]
@@ -249,7 +242,7 @@ def table(results, noises):
     rows, known, differences = [], [], []
     for method, name in NAMES.items():
         found = [errors(method, *column) for column in columns]
-        cells = [f"{summary(values)} ({len(values)})" if values else "" for values in found]
+        cells = [f"{mean_and_spread(values)} ({len(values)})" if values else "" for values in found]
         if any(cells):
             rows.append((name, *cells))
         paper = [PAPER[method].get(noise, ("", "")) for noise in noises]
@@ -258,7 +251,7 @@ def table(results, noises):
         for values, column in zip(found, columns, strict=True):
             pairs.append([a - b for a, b in zip(values, errors("rrm", *column), strict=False)])
         if method != "rrm" and any(pairs):
-            differences.append((name, *(summary(values, "+") for values in pairs)))
+            differences.append((name, *(mean_and_spread(values, sign="+") for values in pairs)))
     tables = [markdown(("PER, %", *titles), rows + known)]
     if differences:
         tables.append(markdown(("PER minus RRM's on the same seed", *titles), differences))
@@ -326,7 +319,7 @@ def main(arguments=None):
                     write(options.output / "speech_recognition.json", record)
                     shown = table(results, options.noises)
                     write(options.output / "speech_recognition.md", shown)
-                    learning_curves(histories(results), options.output / "speech_recognition.png")
+                learning_curves(histories(results), options.output / "speech_recognition.png")
     print(shown, end="")
     return results
 

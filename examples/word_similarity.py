@@ -24,7 +24,7 @@ import keras
 import numpy as np
 from keras.layers import Concatenate, Dense
 from scipy.stats import spearmanr
-from writing import learning_curves, markdown, write
+from writing import learning_curves, markdown, mean_and_spread, write
 
 from proxnet_tf import (
     CCALoss,
@@ -308,12 +308,7 @@ def table(results):
     header = [h.replace("simlex", "SimLex") for h in header]
     rows = []
     for method, runs in results.items():
-        values = np.array(runs)
-        cells = [f"{mean:.1f}" for mean in values.mean(0)]
-        if len(runs) > 1:
-            spread = values.std(0, ddof=1)
-            cells = [f"{cell} ± {s:.1f}" for cell, s in zip(cells, spread, strict=True)]
-        rows.append((NAMES[method], *cells))
+        rows.append((NAMES[method], *map(mean_and_spread, zip(*runs, strict=True))))
     for method, numbers in PAPER.items():
         cells = [f"{number:.1f}" for number in numbers]
         rows.append((f"paper: {NAMES[method]}", *cells))

@@ -19,6 +19,14 @@ def markdown(header, rows):
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def mean_and_spread(values, digits=1, sign=""):
+    """Mean ± standard deviation, without the latter for one value; "" for none."""
+    if not len(values):
+        return ""
+    spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):{sign}.{digits}f}{spread}"
+
+
 def learning_curves(histories, path):
     """Draws the training loss, and the total correlation before and after the proximal layer.
 

@@ -23,7 +23,7 @@ from scipy.optimize import minimize
 from sklearn.datasets import make_moons
 from writing import markdown, save_figure, write
 
-from proxnet_tf.layers.prox import Prox
+from proxnet_tf.layers.convex.prox import Prox
 
 # lambda, mu, c of the two panels
 SETTINGS = ((0.5, 0.1, 0.2 * 0.5**2 * 0.1), (0.1, 0.1, 15 * 0.1**2 * 0.1))

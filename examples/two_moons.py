@@ -20,7 +20,7 @@ import tensorflow_probability as tfp
 from sklearn.datasets import make_moons
 from writing import markdown, save_figure, write
 
-from proxnet_tf.layers.kernel import ProxKernelFeatures
+from proxnet_tf.layers.kernels import ProxKernelFeatures
 from proxnet_tf.ops.kernels import (
     gradient_flatness,
     invariant_distances,

@@ -1,14 +1,14 @@
 """Proximal mapping as weight-free Keras layers (Li, Ma, Zhang, 2020)."""
 
 from proxnet_tf.callbacks import LambdaSchedule, linear_lambda
-from proxnet_tf.layers.activations import prox_of_activation
-from proxnet_tf.layers.kernel import Invariance, ProxKernelFeatures
-from proxnet_tf.layers.prox import Prox
-from proxnet_tf.layers.prox_cca import ProxCCA, ProxGCCA
-from proxnet_tf.layers.prox_dropout import ProxDropout
-from proxnet_tf.layers.prox_lstm import ProxLSTM, ProxLSTMCell
-from proxnet_tf.layers.prox_rnn_cell import ProxRNNCell
-from proxnet_tf.layers.regularizer import Regularizer
+from proxnet_tf.layers.convex.activations import prox_of_activation
+from proxnet_tf.layers.convex.dropout import ProxDropout
+from proxnet_tf.layers.convex.prox import Prox
+from proxnet_tf.layers.convex.regularizer import Regularizer
+from proxnet_tf.layers.kernels import Invariance, ProxKernelFeatures
+from proxnet_tf.layers.multiview.prox import ProxCCA, ProxGCCA
+from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
+from proxnet_tf.layers.recurrent.lstm import ProxLSTM, ProxLSTMCell
 from proxnet_tf.losses import (
     CCALoss,
     CCARegularizer,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import keras
 
-from proxnet_tf.layers.common import check_integer, check_number
+from proxnet_tf.checks import check_integer, check_number
 
 
 def linear_lambda(alpha0: float, k: float) -> Callable[[int], float]:

@@ -6,10 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from proxnet_tf.layers import views
-from proxnet_tf.layers.common import at_least_float32, check_integer, check_number
-from proxnet_tf.ops.multiview import correlation_loss
-from proxnet_tf.ops.spectral import Correlation
+from proxnet_tf.checks import at_least_float32, check_integer, check_number
+from proxnet_tf.layers.multiview import border as views
+from proxnet_tf.ops.multiview.correlation import Correlation
+from proxnet_tf.ops.multiview.prox import correlation_loss
 
 
 class _Objective:

@@ -5,10 +5,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from proxnet_tf.layers import views
-from proxnet_tf.layers.common import check_integer, check_number
-from proxnet_tf.ops.multiview import correlations
-from proxnet_tf.ops.spectral import Correlation
+from proxnet_tf.checks import check_integer, check_number
+from proxnet_tf.layers.multiview import border as views
+from proxnet_tf.ops.multiview.correlation import Correlation
+from proxnet_tf.ops.multiview.prox import correlations
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 
 from proxnet_tf.callbacks import LambdaSchedule, linear_lambda
-from proxnet_tf.layers.common import check_choice, check_integer
-from proxnet_tf.layers.prox_lstm import ProxLSTM
+from proxnet_tf.checks import check_choice, check_integer
+from proxnet_tf.layers.recurrent.lstm import ProxLSTM
 from proxnet_tf.models.multiview import DCCA, DCCAE, MultiviewClassifier
 
 try:

@@ -7,7 +7,7 @@ import pytest
 
 from proxnet_tf import LambdaSchedule, ProxCCA, linear_lambda
 from proxnet_tf.callbacks import lam_variables
-from proxnet_tf.layers.common import add_lam
+from proxnet_tf.checks import add_lam
 from tests.helpers.data import shared_views
 
 X = shared_views(16, (4, 4)).astype("float32")

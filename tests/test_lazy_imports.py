@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-MODULES = ["prox", "regularizer", "activations", "kernel", "prox_dropout"]
+MODULES = ["convex.prox", "convex.regularizer", "convex.activations", "convex.dropout", "kernels"]
 
 
 def test_toolbox_loads_neither_tfp_nor_scipy_nor_matplotlib():

@@ -14,9 +14,9 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.layers.prox import Prox
-from proxnet_tf.layers.regularizer import Regularizer
-from proxnet_tf.ops.proximal import OPERATORS
+from proxnet_tf.layers.convex.prox import Prox
+from proxnet_tf.layers.convex.regularizer import Regularizer
+from proxnet_tf.ops.convex.functions import OPERATORS
 
 
 def median_time(function, *arguments, repeats=15):

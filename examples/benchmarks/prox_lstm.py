@@ -15,7 +15,7 @@ import time
 import keras
 import tensorflow as tf
 
-from proxnet_tf.layers.prox_lstm import ProxLSTM, ProxLSTMCell
+from proxnet_tf.layers.recurrent.lstm import ProxLSTM, ProxLSTMCell
 
 SIZES = [(32, 30, 32, 64), (32, 128, 64, 128)]  # batch, time, input, units
 

@@ -1,0 +1,24 @@
+"""Keras layers and cells."""
+
+from proxnet_tf.layers.convex.activations import prox_of_activation
+from proxnet_tf.layers.convex.dropout import ProxDropout
+from proxnet_tf.layers.convex.prox import Prox
+from proxnet_tf.layers.convex.regularizer import Regularizer
+from proxnet_tf.layers.kernels import Invariance, ProxKernelFeatures
+from proxnet_tf.layers.multiview.prox import ProxCCA, ProxGCCA
+from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
+from proxnet_tf.layers.recurrent.lstm import ProxLSTM, ProxLSTMCell
+
+__all__ = [
+    "Invariance",
+    "Prox",
+    "ProxCCA",
+    "ProxDropout",
+    "ProxGCCA",
+    "ProxKernelFeatures",
+    "ProxLSTM",
+    "ProxLSTMCell",
+    "ProxRNNCell",
+    "Regularizer",
+    "prox_of_activation",
+]

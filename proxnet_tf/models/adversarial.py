@@ -3,7 +3,7 @@
 import keras
 import tensorflow as tf
 
-from proxnet_tf.layers.common import check_bool, check_choice, check_integer, check_number
+from proxnet_tf.checks import check_bool, check_choice, check_integer, check_number
 
 
 def normalize_per_example(x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from proxnet_tf.layers.common import check_integer, check_number
+from proxnet_tf.checks import check_integer, check_number
 
 _RANK_THRESHOLD = 1e-10  # of the largest eigenvalue of a covariance
 

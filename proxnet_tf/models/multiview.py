@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from proxnet_tf.layers.common import check_choice, check_integer, check_number
-from proxnet_tf.layers.prox_cca import ProxCCA, ProxGCCA
+from proxnet_tf.checks import check_choice, check_integer, check_number
+from proxnet_tf.layers.multiview.prox import ProxCCA, ProxGCCA
 from proxnet_tf.losses import CCARegularizer, GCCARegularizer, cca_loss, gcca_loss
 
 _PROX_OPTIONS = (

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.layers.prox_lstm import ProxLSTM
+from proxnet_tf.layers.recurrent.lstm import ProxLSTM
 from proxnet_tf.models.adversarial import (
     AdversarialModel,
     kl_divergence,

@@ -1,0 +1,101 @@
+"""Activations and normalisation as proximal maps (section 2 of the paper)."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from proxnet_tf.checks import check_choice
+from proxnet_tf.layers.convex.regularizer import Regularizer
+
+
+def _inside(z, low, high, r):
+    """sum r(z_i), +inf where an entry leaves (low, high); no NaN reaches the gradient."""
+    valid = (z > low) & (z < high)
+    middle = low + min((high - low) / 2, 1.0)
+    safe = tf.where(valid, z, tf.cast(middle, z.dtype))
+    return tf.reduce_sum(tf.where(valid, r(safe), tf.cast(math.inf, z.dtype)), axis=-1)
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+def sigmoid_prior(z: tf.Tensor) -> tf.Tensor:
+    """sum_i z log z + (1 - z) log(1 - z) - z^2/2 on (0, 1): the integral of the logit - z^2/2."""
+
+    def r(z):
+        return z * tf.math.log(z) + (1 - z) * tf.math.log1p(-z) - z**2 / 2
+
+    return _inside(z, 0.0, 1.0, r)
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+def tanh_prior(z: tf.Tensor) -> tf.Tensor:
+    """sum_i [(1 + z) log(1 + z) + (1 - z) log(1 - z) - z^2]/2 on (-1, 1): integral of artanh."""
+
+    def r(z):
+        return ((1 + z) * tf.math.log1p(z) + (1 - z) * tf.math.log1p(-z) - z**2) / 2
+
+    return _inside(z, -1.0, 1.0, r)
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+def softmax_prior(z: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+    """Softmax's R in the n - 1 free entries z; z_n = 1 - sum z, and `last` (batch, 1) is x_n.
+
+    R = sum_{i<=n} (z_i log z_i - z_i^2/2) + (z_n - x_n)^2/2; the last term is the distance that the
+    free entries leave out.
+    """
+    rest = 1 - tf.reduce_sum(z, axis=-1, keepdims=True)
+    whole = tf.concat([z, rest], axis=-1)
+    negative_entropy = _inside(whole, 0.0, math.inf, lambda p: p * tf.math.log(p) - p**2 / 2)
+    return negative_entropy + tf.reduce_sum((rest - last) ** 2, axis=-1) / 2
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+def uniform_start(x: tf.Tensor) -> tf.Tensor:
+    """The centre of the simplex in its n - 1 free entries."""
+    n = tf.cast(tf.shape(x)[-1] + 1, x.dtype)
+    return tf.ones_like(x) / n
+
+
+def prox_of_activation(name: str) -> dict[str, Any]:
+    """The arguments of `Prox` whose map at lam = 1 is the activation or normalisation `name`.
+
+    | name | R | C |
+    | --- | --- | --- |
+    | `"sigmoid"`, `"tanh"` | integral of the inverse activation - z^2/2 | |
+    | `"softmax"` | sum z log z - z^2/2 in the n - 1 free entries | simplex (eliminated) |
+    | `"relu"` | 0 | z >= 0 |
+    | `"hard_tanh"` | 0 | -1 <= z <= 1 |
+    | `"batch_normalization"` | 0 | mean 0 and norm sqrt(n), along `axis` (not convex) |
+
+    For `"softmax"` the layer takes [x[..., :-1], x[..., -1:]] and returns all entries but the
+    last, which is 1 minus their sum; in closed form it is `Prox("entropy")`. The solved ones need
+    |x| below about 8 in float32, where a saturated sigmoid no longer differs from 1.
+
+    Args:
+        name: one of the above.
+
+    Returns:
+        A dict of keyword arguments (`regularizer`, `constraint`, `start`).
+
+    Raises:
+        ValueError: an unknown name.
+
+    Example:
+        Prox(**prox_of_activation("sigmoid"))(x)  # = keras.ops.sigmoid(x)
+
+    Reference: Li, Ma, Zhang (2020), section 2.
+    """
+    table: dict[str, tuple[Callable[..., tf.Tensor] | None, Any, Any]] = {
+        "sigmoid": (sigmoid_prior, None, 0.5),
+        "tanh": (tanh_prior, None, 0.0),
+        "softmax": (softmax_prior, None, uniform_start),
+        "relu": (None, "nonnegative", None),
+        "hard_tanh": (None, Regularizer("box", low=-1.0, high=1.0), None),
+        "batch_normalization": (None, "standardized", None),
+    }
+    check_choice("name", name, tuple(table))
+    regularizer, constraint, start = table[name]
+    return {"regularizer": regularizer, "constraint": constraint, "start": start}

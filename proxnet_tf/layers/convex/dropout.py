@@ -1,0 +1,67 @@
+"""Dropout as a proximal map."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from proxnet_tf.checks import add_lam, at_least_float32, check_integer, check_number
+from proxnet_tf.ops.convex.dropout import prox_dropout
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+class ProxDropout(keras.layers.Layer):
+    """The proximal map of dropout's adaptive regulariser, example by example.
+
+        c_x = argmin_c 1/2 p (1 - p) sum_i x_i^2 c_i^2 + lam/2 ||c - x||^2,  p = sigmoid(x^T c)
+
+    Dropout on the inputs of a logistic model penalises weight i by p (1 - p) x_i^2; here each
+    representation carries that penalty itself. Deterministic, the same in training and inference.
+    Solved exactly up to a one-dimensional search (a grid, then a root finder in its best bracket).
+    The objective has several local minima: where two tie the map jumps, and the gradient is that
+    of the one that was taken.
+
+    Args:
+        lam: > 0; 1 by default; the larger, the nearer the output is to the input. A variable that
+            is read at every call: `LambdaSchedule` drives it.
+        num_points: size of the search grid, >= 3; 128 by default.
+        **kwargs: of `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: (batch, ..., n); one problem for each vector along the last axis.
+
+    Output:
+        Tensor in the shape of the inputs and the layer's compute dtype; computed in float32 at
+        least. Vectors of zeros come out unchanged with gradient 1.
+
+    Raises:
+        ValueError: a value out of range.
+
+    Example:
+        keras.Sequential([ProxDropout(lam=0.5), keras.layers.Dense(1, activation="sigmoid")])
+
+    Reference: Li, Ma, Zhang (2020), section 3, equation (7); a_s without the printed factor 2.
+    """
+
+    def __init__(self, lam: float = 1.0, *, num_points: int = 128, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.initial_lam = check_number("lam", lam, above=0.0)
+        self.num_points = check_integer("num_points", num_points, at_least=3)
+        self.supports_masking = True
+        self.supports_jit = False  # the root finder of TensorFlow Probability
+        self.lam = add_lam(self, self.initial_lam)
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        dtype = at_least_float32(self.compute_dtype)
+        outputs = prox_dropout(tf.cast(inputs, dtype), tf.cast(self.lam, dtype), self.num_points)
+        return tf.cast(tf.ensure_shape(outputs, inputs.shape), self.compute_dtype)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return tuple(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "lam": self.initial_lam,
+            "num_points": self.num_points,
+        }

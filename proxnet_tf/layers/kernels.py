@@ -1,0 +1,378 @@
+"""Kernel features that respect invariances (section 3 and the appendix on kernel warping)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from proxnet_tf.checks import (
+    add_lam,
+    at_least_float32,
+    check_choice,
+    check_integer,
+    check_number,
+)
+from proxnet_tf.ops import kernels
+from proxnet_tf.ops.convex.smooth import smooth_prox
+
+_KINDS = ("gradient_flatness", "graph_laplacian", "gradient_variation")
+_SHORT_NAMES = {"gaussian": "ExponentiatedQuadratic", "laplace": "MaternOneHalf"}
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+class Invariance:
+    """What `ProxKernelFeatures` makes its functions f respect, at `points`.
+
+    | kind | R(f) |
+    | --- | --- |
+    | `"gradient_flatness"` | weight/2 sum_i of the squared norms of grad f(x_i) |
+    | `"graph_laplacian"` | weight/2 sum_ij w_ij (f(x_i) - f(x_j))^2, w_ij = 1 for neighbours |
+    | `"gradient_variation"` | weight sum_i sqrt(squared norm of grad f(x_i) + smoothing^2) |
+
+    The last, a total variation, is not quadratic: its proximal map has no closed form.
+
+    Args:
+        kind: one of the above.
+        points: (p, d) array of the x_i; None (the default) takes the landmarks.
+        weight: > 0; 1 by default.
+        num_neighbors: for the graph Laplacian, of every point; 5 by default.
+        smoothing: for the gradient variation, > 0; 1e-2 by default.
+
+    Raises:
+        ValueError: an unknown kind, or a value out of range.
+
+    Example:
+        Invariance("graph_laplacian", points=unlabelled, num_neighbors=10)
+
+    Reference: Li, Ma, Zhang (2020), section 3.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        points: Any = None,
+        weight: float = 1.0,
+        num_neighbors: int = 5,
+        smoothing: float = 1e-2,
+    ):
+        check_choice("kind", kind, _KINDS)
+        self.kind = kind
+        self.points = None if points is None else _matrix("points", points)
+        self.weight = check_number("weight", weight, above=0.0)
+        self.num_neighbors = check_integer("num_neighbors", num_neighbors)
+        self.smoothing = check_number("smoothing", smoothing, above=0.0)
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether the proximal map is linear."""
+        return self.kind != "gradient_variation"
+
+    def functionals(self, landmarks: np.ndarray) -> kernels.Functionals:
+        """The representers of R in float64."""
+        points = landmarks if self.points is None else self.points
+        if points.shape[1] != landmarks.shape[1]:
+            raise ValueError(
+                f"The points of an Invariance must have the landmarks' {landmarks.shape[1]} "
+                f"features. Received: points of shape {points.shape}"
+            )
+        if self.kind == "graph_laplacian":
+            adjacency = kernels.neighbor_adjacency(points, self.num_neighbors)
+            return kernels.graph_laplacian(points, adjacency, self.weight)
+        return kernels.gradient_flatness(points, self.weight if self.quadratic else 1.0)
+
+    def count(self, num_landmarks: int, size: int) -> int:
+        """The number of representers."""
+        points = num_landmarks if self.points is None else len(self.points)
+        return points if self.kind == "graph_laplacian" else points * size
+
+    def get_config(self) -> dict[str, Any]:
+        """Every argument."""
+        return {
+            "kind": self.kind,
+            "points": None if self.points is None else self.points.tolist(),
+            "weight": self.weight,
+            "num_neighbors": self.num_neighbors,
+            "smoothing": self.smoothing,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Invariance":
+        """The inverse of `get_config`."""
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+class ProxKernelFeatures(keras.layers.Layer):
+    """Nystroem features of a kernel after the proximal map of invariances.
+
+        (I + Zt Zt^T/lam)^power phi(x),    phi(x) = K_W^{-1/2} k_W(x)
+
+    with W the landmarks and Zt the embedded representers of the quadratic invariances: power -1 is
+    the proximal map of R(f) = 1/2 sum_i <z_i, f>^2, power -1/2 kernel warping. With a
+    "gradient_variation" there is no closed form, and every row is solved (power -1 only).
+
+    Args:
+        kernel: name of a kernel in `tfp.math.psd_kernels`, or "gaussian", "laplace"; or a
+            registered callable (dtype) -> kernel. Derivatives need a twice differentiable one.
+        num_landmarks: how many landmarks `adapt` draws from the data, >= 1; or
+        landmarks: the (m, d) landmarks themselves, then no `adapt` is needed.
+        kernel_options: the kernel's arguments, {"length_scale": 0.3} for instance.
+        invariances: names or `Invariance` objects; ("gradient_flatness",) by default, () for none.
+        lam: > 0; 1 by default; large: plain features. A variable that `LambdaSchedule` drives.
+        power: -1 (the default) or -0.5.
+        seed: of the draw of landmarks; 0 by default.
+        **kwargs: of `keras.layers.Layer`.
+
+    Call arguments:
+        inputs: (batch, ..., d).
+
+    Output:
+        (batch, ..., number of landmarks) in the layer's compute dtype; smooth in the inputs.
+
+    Raises:
+        ValueError: an unknown kernel, neither or both of the landmarks' arguments, a value out of
+            range, too few data in `adapt`, a call before `adapt`.
+
+    Example:
+        features = ProxKernelFeatures("gaussian", num_landmarks=100,
+                                      kernel_options={"length_scale": 0.3}, lam=0.1)
+        features.adapt(data)
+
+    Reference: Li, Ma, Zhang (2020), appendix on kernel warping, the last equation.
+    """
+
+    def __init__(
+        self,
+        kernel: str | Callable[[tf.DType], Any],
+        *,
+        num_landmarks: int | None = None,
+        landmarks: Any = None,
+        kernel_options: dict[str, float] | None = None,
+        invariances: Any = ("gradient_flatness",),
+        lam: float = 1.0,
+        power: float = -1.0,
+        seed: int = 0,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        if (num_landmarks is None) == (landmarks is None):
+            raise ValueError(
+                "ProxKernelFeatures needs `num_landmarks` or `landmarks`, one of them. Received: "
+                f"num_landmarks={num_landmarks!r} and landmarks "
+                f"{'given' if landmarks is not None else 'not given'}"
+            )
+        self.kernel = kernel
+        self.kernel_options = dict(kernel_options or {})
+        self.num_landmarks = (
+            None if num_landmarks is None else check_integer("num_landmarks", num_landmarks)
+        )
+        self.landmarks = None if landmarks is None else _matrix("landmarks", landmarks)
+        self.invariances = [
+            Invariance(i) if isinstance(i, str) else i for i in _listed(invariances)
+        ]
+        self.initial_lam = check_number("lam", lam, above=0.0)
+        if power not in (-1.0, -0.5):
+            raise ValueError(f"`power` must be -1.0 or -0.5. Received: power={power!r}")
+        self.power = float(power)
+        if self.power != -1.0 and not all(i.quadratic for i in self.invariances):
+            raise ValueError("A 'gradient_variation' has a proximal map only: use power=-1.")
+        self.seed = check_integer("seed", seed, at_least=0)
+        self.supports_jit = False  # the kernels of TensorFlow Probability
+        self.lam = add_lam(self, self.initial_lam)
+        self._adapted = False
+        self._kernel(tf.float32)  # an unknown name or option raises here
+        self._constants = [] if self.landmarks is None else self._prepare(self.landmarks)
+        self._count = self.num_landmarks or len(self._constants[0])
+
+    def _kernel(self, dtype: tf.DType) -> Any:
+        """The kernel with its parameters in `dtype`."""
+        if not isinstance(self.kernel, str):
+            return self.kernel(dtype)
+        from tensorflow_probability import math as tfp_math
+
+        name = _SHORT_NAMES.get(self.kernel, self.kernel)
+        kernel_class = getattr(tfp_math.psd_kernels, name, None)
+        if kernel_class is None:
+            raise ValueError(
+                "`kernel` must be 'gaussian', 'laplace', a name in tfp.math.psd_kernels such as "
+                f"'MaternFiveHalves', or a callable. Received: kernel={self.kernel!r}"
+            )
+        options = {name: tf.constant(v, dtype) for name, v in self.kernel_options.items()}
+        return kernel_class(**options)
+
+    def build(self, input_shape: Any) -> None:
+        size = input_shape[-1]
+        count = self._count
+        options = dict(
+            trainable=False,
+            dtype=at_least_float32(self.variable_dtype).name,
+            autocast=False,
+            initializer="zeros",
+        )
+        self._points = self.add_weight(name="landmarks", shape=(count, size), **options)
+        self._whitening = self.add_weight(name="whitening", shape=(count, count), **options)
+        # Zt Zt^T of the quadratic invariances = basis diag(spectrum) basis^T
+        self._basis = self.add_weight(name="basis", shape=(count, count), **options)
+        self._spectrum = self.add_weight(name="spectrum", shape=(count,), **options)
+        self._variations = [
+            self.add_weight(
+                name=f"representers_{index}", shape=(count, i.count(count, size)), **options
+            )
+            for index, i in enumerate(self.invariances)
+            if not i.quadratic
+        ]
+        self._size = size
+        self.built = True
+        if self._constants:
+            self._load(self._constants)
+
+    def adapt(self, data: Any) -> None:
+        """Draws the landmarks from `data`, an array (n, d) or a `tf.data.Dataset` of batches.
+
+        Call it before the layer is used, as with `keras.layers.Normalization`.
+        """
+        if isinstance(data, tf.data.Dataset):
+            data = np.concatenate(list(data.as_numpy_iterator()))
+        data = _matrix("data", data)
+        if self.landmarks is not None:
+            raise ValueError("The landmarks were given: `adapt` has nothing to draw.")
+        if len(data) < self._count:
+            raise ValueError(
+                f"`adapt` needs at least num_landmarks={self._count} rows. Received: "
+                f"{len(data)}; pass more data or a smaller num_landmarks."
+            )
+        if not self.built:
+            self.build((None, data.shape[1]))
+        rng = np.random.default_rng(self.seed)
+        self._load(self._prepare(data[rng.permutation(len(data))[: self._count]]))
+
+    def _prepare(self, landmarks: np.ndarray) -> list[np.ndarray]:
+        """Everything that depends neither on the input nor on lam, in float64."""
+        kernel = self._kernel(tf.float64)
+        # Smaller eigenvalues of K_W would only amplify the rounding of k_W(x).
+        double = at_least_float32(self.compute_dtype) == tf.float64
+        whitening = kernels.nystroem(kernel, landmarks, 1e-12 if double else 1e-6)
+        energy = tf.zeros_like(whitening)
+        variations = []
+        for invariance in self.invariances:
+            embedded = kernels.embedded_representers(
+                kernel, landmarks, whitening, invariance.functionals(landmarks)
+            )
+            if invariance.quadratic:
+                energy += tf.matmul(embedded, embedded, transpose_b=True)
+            else:
+                variations.append(embedded)
+        spectrum, basis = tf.linalg.eigh(energy)
+        constants = [landmarks, whitening, basis, tf.maximum(spectrum, 0), *variations]
+        return [np.asarray(c) for c in constants]
+
+    def _load(self, constants: list[np.ndarray]) -> None:
+        weights = [
+            self._points,
+            self._whitening,
+            self._basis,
+            self._spectrum,
+            *self._variations,
+        ]
+        if constants[0].shape[1] != self._size:
+            raise ValueError(
+                f"The landmarks must have the input's {self._size} features. Received: shape "
+                f"{constants[0].shape}"
+            )
+        with tf.init_scope():
+            for weight, value in zip(weights, constants, strict=True):
+                weight.assign(value.astype(weight.dtype))
+        self._adapted = True
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        if not self._adapted:
+            raise ValueError("ProxKernelFeatures must be adapted first: call layer.adapt(data).")
+        dtype = at_least_float32(self.compute_dtype)
+        rows = tf.reshape(tf.cast(inputs, dtype), [-1, self._size])
+        points, whitening, basis, spectrum, lam = (
+            tf.cast(v, dtype)
+            for v in (self._points, self._whitening, self._basis, self._spectrum, self.lam)
+        )
+        plain = tf.matmul(self._kernel(dtype).matrix(rows, points), whitening)
+        if self._variations:
+            features = self._solve(plain, basis, spectrum, lam)
+        else:
+            along = tf.matmul(plain, basis) * (1 + spectrum / lam) ** self.power
+            features = tf.matmul(along, basis, transpose_b=True)
+        shape = tf.concat([tf.shape(inputs)[:-1], tf.shape(points)[:1]], axis=0)
+        features = tf.ensure_shape(
+            tf.reshape(features, shape), self.compute_output_shape(inputs.shape)
+        )
+        return tf.cast(features, self.compute_dtype)
+
+    def _solve(self, plain, basis, spectrum, lam):
+        """argmin_v 1/2 v^T Zt Zt^T v + sum of the variations + lam/2 ||v - phi(x)||^2."""
+        varying = [i for i in self.invariances if not i.quadratic]
+        columns = [tf.cast(v, plain.dtype) for v in self._variations]
+
+        def regularizer(v):
+            value = tf.reduce_sum(spectrum * tf.matmul(v, basis) ** 2, axis=-1) / 2
+            for invariance, representers in zip(varying, columns, strict=True):
+                slopes = tf.reshape(
+                    tf.matmul(v, representers),
+                    [tf.shape(v)[0], representers.shape[1] // self._size, self._size],
+                )
+                squares = tf.reduce_sum(slopes**2, axis=-1) + invariance.smoothing**2
+                value += invariance.weight * tf.reduce_sum(tf.sqrt(squares), axis=-1)
+            return value
+
+        return smooth_prox(regularizer, plain, lam).point
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return (*input_shape[:-1], self._count)
+
+    def get_build_config(self) -> dict[str, Any]:
+        return {"input_shape": (None, self._size), "adapted": self._adapted}
+
+    def build_from_config(self, config: dict[str, Any]) -> None:
+        self.build(config["input_shape"])
+        self._adapted = config["adapted"]
+
+    def get_config(self) -> dict[str, Any]:
+        kernel = self.kernel
+        return {
+            **super().get_config(),
+            "kernel": kernel
+            if isinstance(kernel, str)
+            else keras.saving.serialize_keras_object(kernel),
+            "num_landmarks": self.num_landmarks,
+            "landmarks": None if self.landmarks is None else self.landmarks.tolist(),
+            "kernel_options": self.kernel_options,
+            "invariances": [keras.saving.serialize_keras_object(i) for i in self.invariances],
+            "lam": self.initial_lam,
+            "power": self.power,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "ProxKernelFeatures":
+        config = dict(config)
+        config["invariances"] = [
+            keras.saving.deserialize_keras_object(i) if isinstance(i, dict) else i
+            for i in config["invariances"]
+        ]
+        if isinstance(config["kernel"], dict):
+            config["kernel"] = keras.saving.deserialize_keras_object(config["kernel"])
+        return cls(**config)
+
+
+def _listed(value):
+    return [value] if isinstance(value, str | Invariance) else list(value)
+
+
+def _matrix(name, value):
+    matrix = np.asarray(value, dtype="float64")
+    if matrix.ndim != 2 or not np.isfinite(matrix).all():
+        raise ValueError(
+            f"`{name}` must be a finite array of shape (rows, features). Received: shape "
+            f"{matrix.shape}"
+        )
+    return matrix

@@ -1,0 +1,243 @@
+"""ProxRNNCell: the proximal state for any recurrent cell."""
+
+import contextlib
+import inspect
+
+import keras
+import tensorflow as tf
+
+from proxnet_tf.checks import (
+    add_lam,
+    at_least_float32,
+    check_bool,
+    check_integer,
+    check_number,
+)
+from proxnet_tf.layers.recurrent.lstm import check_solver
+from proxnet_tf.ops.recurrent.black_box import prox_black_box
+
+# `keras.layers.RNN` draws dropout masks before its loop for cells of this class, which Keras does
+# not export.
+_DropoutRNNCell = next(c for c in keras.layers.LSTMCell.__mro__ if c.__name__ == "DropoutRNNCell")
+
+
+@contextlib.contextmanager
+def _fixed_dropout(cell, masks):
+    """Gives the cell these masks: gradients are taken when a sequence has dropped its own."""
+    if not isinstance(cell, _DropoutRNNCell):
+        yield
+        return
+    names = ("get_dropout_mask", "get_recurrent_dropout_mask")
+    for name, mask in zip(names, masks, strict=True):
+        object.__setattr__(cell, name, lambda step_input, mask=mask: mask)
+    try:
+        yield
+    finally:
+        for name in names:
+            object.__delattr__(cell, name)
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, valid-type]
+    """Makes one state of any recurrent cell proximal, for `keras.layers.RNN`.
+
+    The wrapped cell computes its new states from its input x_t; with s_t the one at `state_index`
+    and G_t = ds_t/dx_t, that state is replaced by
+
+        c_t = argmin_c lam ||c - s_t||^2 + delta^2 ||c^T G_t||^2
+            = (I + delta^2/lam G_t G_t^T)^-1 s_t.
+
+    The cell is a black box: products with G_t are taken by nested gradient tapes, and G_t is not
+    formed. Gradients are exact, of every order. A wrapped `keras.layers.LSTMCell` computes the same
+    as `ProxLSTMCell`, which is several times faster.
+
+    Args:
+        cell: A Keras layer with `state_size` and `call(inputs, states)`, such as
+            `keras.layers.GRUCell(16)`. It must treat examples independently and be twice
+            differentiable in its input.
+        lam: Positive float, the weight on staying near s_t; a scalar non-trainable weight.
+        delta: Float >= 0, bound on the perturbation of the input. At 0 the wrapper changes nothing.
+        state_index: Integer, which state of the cell is made proximal. -1, the default, is the
+            last: the cell state of an LSTM, the only state of a GRU or a simple RNN.
+        output_prox: Boolean. If `True`, c_t is the output of the step. By default the output is
+            the cell's own, computed from s_t: c_t acts from the next step on.
+        solver: `"cg"`, or `"cholesky"` with G_t from `batch_jacobian` as a check.
+        tolerance: Positive float or `None`, on the error of c_t relative to s_t; `None` is 1e-5,
+            or 1e-12 in float64.
+        max_iterations: Positive integer or `None`, bound on the products with G_t; `None` is
+            `2 * min(state size, input_dim) + 10`.
+        **kwargs: `name`, `dtype`, `trainable` of a Keras layer.
+
+    Call arguments:
+        inputs: `(batch, input_dim)`.
+        states: The states of the wrapped cell.
+        training: Passed on to a cell that takes it; random numbers drawn in the cell are the same
+            in s_t and in G_t.
+
+    Output:
+        The cell's output (or c_t) and its new states.
+
+    Raises:
+        ValueError: for a cell that is no Keras layer or has nested states, a `state_index` out of
+            range, lam <= 0, delta < 0, an input that is not `(batch, input_dim)`.
+
+    Example:
+
+    >>> layer = keras.layers.RNN(ProxRNNCell(keras.layers.GRUCell(4), lam=2.0))
+    >>> layer(keras.random.normal((2, 5, 3))).shape
+    TensorShape([2, 4])
+
+    Reference:
+        Li, Ma, Zhang (2020), "Proximal Mapping for Deep Regularization", section 4: "simply
+        invoke the second-order derivatives of the underlying (gated) units as a black box".
+    """
+
+    def __init__(
+        self,
+        cell,
+        *,
+        lam=1.0,
+        delta=1.0,
+        state_index=-1,
+        output_prox=False,
+        solver="cg",
+        tolerance=None,
+        max_iterations=None,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        is_cell = isinstance(cell, keras.layers.Layer) and not isinstance(cell, keras.layers.RNN)
+        if not is_cell or not hasattr(cell, "state_size"):
+            raise ValueError(
+                "`cell` must be a Keras layer with a `state_size`, such as "
+                f"`keras.layers.GRUCell(16)`. Received: cell={cell!r}"
+            )
+        state_size = cell.state_size
+        sizes = list(state_size) if isinstance(state_size, (list, tuple)) else [state_size]
+        stacked = isinstance(cell, keras.layers.StackedRNNCells)
+        if stacked or not all(isinstance(size, int) for size in sizes):
+            raise ValueError(
+                "The states of `cell` must be vectors, not nested. Wrap the cells one by one and "
+                f"stack the wrappers. Received: cell.state_size={cell.state_size}"
+            )
+        check_integer("state_index", state_index, at_least=-len(sizes))
+        if state_index >= len(sizes):
+            raise ValueError(
+                f"`state_index` must be an integer from {-len(sizes)} to {len(sizes) - 1}: the "
+                f"cell has states of sizes {sizes}. Received: state_index={state_index}"
+            )
+        check_bool("output_prox", output_prox)
+        output_size = getattr(cell, "output_size", None) or sizes[0]
+        if output_prox and output_size != sizes[state_index]:
+            raise ValueError(
+                "With `output_prox=True` the state is the output, so both must have one size. "
+                f"Received: output size {output_size}, state size {sizes[state_index]}"
+            )
+        self.cell = cell
+        self._takes_training = "training" in inspect.signature(cell.call).parameters
+        self.initial_lam = check_number("lam", lam, above=0.0)
+        self.delta = check_number("delta", delta, at_least=0.0)
+        self.state_index = state_index
+        self.output_prox = output_prox
+        self._solver = check_solver(solver, tolerance, max_iterations)
+        self.state_size = state_size
+        self.output_size = output_size
+        self.lam = add_lam(self, self.initial_lam)
+
+    def build(self, input_shape):
+        if len(input_shape) != 2:
+            raise ValueError(
+                "The input of the cell must be (batch, input_dim): its Jacobian is taken in a "
+                f"vector. Received: input_shape={tuple(input_shape)}"
+            )
+        if not self.cell.built:
+            self.cell.build(input_shape)
+            self.cell.built = True
+        self.built = True
+
+    def call(self, inputs, states, training=False):
+        cell = self.cell
+        mode = {"training": training} if self._takes_training else {}
+        variables = [tf.convert_to_tensor(v) for v in cell.trainable_variables]
+        # Read before the call below: the Jacobian's calls then draw the same random numbers.
+        constants = [tf.convert_to_tensor(v) for v in cell.non_trainable_variables]
+        masks = self.get_dropout_mask(inputs), self.get_recurrent_dropout_mask(states[0])
+        output, new_states = cell(inputs, states, **mode)
+        nested = isinstance(new_states, (list, tuple))
+        new_states = list(new_states) if nested else [new_states]
+        s = new_states[self.state_index]
+
+        dtype = at_least_float32(self.compute_dtype)
+        states = list(states)
+        floating = [k for k, state in enumerate(states) if state.dtype.is_floating]
+
+        def new_state(x, *parameters):
+            """s as a function of tensors only: the input, the states and the weights."""
+            arguments = list(states)
+            for k, parameter in zip(floating, parameters, strict=False):
+                arguments[k] = parameter
+            weights = parameters[len(floating) :]
+            x = tf.cast(x, cell.compute_dtype)
+            with _fixed_dropout(cell, masks):
+                (_, new_states), _ = cell.stateless_call(weights, constants, x, arguments, **mode)
+            new_states = new_states if nested else [new_states]
+            return tf.cast(new_states[self.state_index], dtype)
+
+        sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(tf.cast(self.lam, dtype)))
+        c = prox_black_box(
+            new_state,
+            tf.cast(inputs, dtype),
+            [*(states[k] for k in floating), *variables],
+            tf.cast(s, dtype),
+            sqrt_rho,
+            self._solver,
+        )
+        c = tf.cast(c, s.dtype)
+        new_states[self.state_index] = c
+        return (c if self.output_prox else output), (new_states if nested else new_states[0])
+
+    def get_initial_state(self, batch_size=None):
+        """The initial states of the wrapped cell, zeros if it names none."""
+        if hasattr(self.cell, "get_initial_state"):
+            return self.cell.get_initial_state(batch_size=batch_size)
+        sizes = tf.nest.flatten(self.state_size)
+        return [tf.zeros([batch_size, size], self.compute_dtype) for size in sizes]
+
+    def get_dropout_mask(self, step_input):
+        """The input mask of the wrapped cell, kept for a whole sequence."""
+        if isinstance(self.cell, _DropoutRNNCell):
+            return self.cell.get_dropout_mask(step_input)
+
+    def get_recurrent_dropout_mask(self, step_input):
+        """The recurrent mask of the wrapped cell, kept for a whole sequence."""
+        if isinstance(self.cell, _DropoutRNNCell):
+            return self.cell.get_recurrent_dropout_mask(step_input)
+
+    def reset_dropout_mask(self):
+        """Drops the input mask after a sequence."""
+        if isinstance(self.cell, _DropoutRNNCell):
+            self.cell.reset_dropout_mask()
+
+    def reset_recurrent_dropout_mask(self):
+        """Drops the recurrent mask after a sequence."""
+        if isinstance(self.cell, _DropoutRNNCell):
+            self.cell.reset_recurrent_dropout_mask()
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "cell": keras.saving.serialize_keras_object(self.cell),
+            "lam": self.initial_lam,
+            "delta": self.delta,
+            "state_index": self.state_index,
+            "output_prox": self.output_prox,
+            "solver": self._solver.method,
+            "tolerance": self._solver.tolerance,
+            "max_iterations": self._solver.max_iterations,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        config = dict(config)
+        cell = keras.saving.deserialize_keras_object(config.pop("cell"))
+        return cls(cell, **config)

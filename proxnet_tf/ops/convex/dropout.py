@@ -1,0 +1,124 @@
+"""The proximal map of the dropout regulariser of one example (section 3, ii).
+
+    c_x = argmin_c 1/2 p (1 - p) sum_i x_i^2 c_i^2 + lam/2 ||c - x||^2,   p = sigmoid(x^T c)
+
+With s = x^T c fixed, a = p (1 - p) = 1/(2 + e^s + e^-s) (the paper prints the numerator 2) and
+
+    c_i = s/S x_i/(lam + a x_i^2),   S = sum_i x_i^2/(lam + a x_i^2)                            (1)
+
+leave one number to search: g(s) = s^2/(2 S) - lam s, which has several local minima. From
+lam/2 ||c - x||^2 <= R(x) follows (s - ||x||^2)^2 <= ||x||^2 sum_i x_i^4 a(||x||^2)/lam: the
+minimiser lies in [0, ||x||^2 + root of that], and may exceed ||x||^2, where p (1 - p) is smaller.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from proxnet_tf.ops.convex.sets import differentiable_once, scalar
+
+
+def _penalty(s):
+    """a = p (1 - p) with p = sigmoid(s)."""
+    return tf.sigmoid(s) * tf.sigmoid(-s)
+
+
+def _profile_slope(s, x2, lam):
+    """g'(s) = s/S - s^2 S'/(2 S^2) - lam; s has a last axis of 1."""
+    a = _penalty(s)
+    weights = x2 / (lam + a * x2)
+    total = tf.reduce_sum(weights, axis=-1, keepdims=True)
+    # dS/da = -sum_i x_i^4/(lam + a x_i^2)^2,  da/ds = -a tanh(s/2)
+    growth = tf.reduce_sum(weights**2, axis=-1, keepdims=True) * a * tf.tanh(s / 2)
+    return s / total - (s / total) ** 2 * growth / 2 - lam
+
+
+def _profile(s, x2, lam):
+    total = tf.reduce_sum(x2 / (lam + _penalty(s) * x2), axis=-1, keepdims=True)
+    return s**2 / (2 * total) - lam * s
+
+
+def _point(s, x, lam):
+    """(1)."""
+    weights = x / (lam + _penalty(s) * x**2)
+    return s / tf.reduce_sum(x * weights, axis=-1, keepdims=True) * weights
+
+
+def _search(x2, lam, num_points):
+    """The global minimiser of the profile: a grid, then the root of g' in the best bracket."""
+    import tensorflow_probability as tfp
+
+    squared = tf.reduce_sum(x2, axis=-1, keepdims=True)
+    reach = squared * tf.reduce_sum(x2**2, axis=-1, keepdims=True) * _penalty(squared) / lam
+    end = squared + tf.sqrt(reach)
+    # Denser near 0, where p (1 - p) varies.
+    steps = tf.linspace(tf.zeros([], x2.dtype), 1, num_points)
+    grid = tf.math.expm1(steps * tf.math.log1p(end))
+    values = tf.map_fn(lambda s: _profile(s[:, tf.newaxis], x2, lam)[:, 0], tf.transpose(grid))
+    best = tf.argmin(values, axis=0, output_type=tf.int32)
+    low, middle, high = (
+        tf.gather(grid, tf.clip_by_value(best + move, 0, num_points - 1), batch_dims=1)[:, None]
+        for move in (-1, 0, 1)
+    )
+    rising = _profile_slope(middle, x2, lam) > 0
+    low, high = tf.where(rising, low, middle), tf.where(rising, middle, high)
+    found = tfp.math.find_root_chandrupatla(
+        lambda s: _profile_slope(s, x2, lam),
+        low=low,
+        high=high,
+        position_tolerance=1e-14 if x2.dtype == tf.float64 else 1e-7,
+        value_tolerance=0.0,
+        max_iterations=100,
+    ).estimated_root
+    # Where the profile is flat its rounding must not decide for the grid point.
+    value = _profile(middle, x2, lam)
+    slack = 8 * np.finfo(x2.dtype.as_numpy_dtype).eps * tf.abs(value)
+    better = _profile(found, x2, lam) <= value + slack
+    return tf.where(better, found, middle)
+
+
+def prox_dropout(x: tf.Tensor, lam: float | tf.Tensor, num_points: int = 128) -> tf.Tensor:
+    """argmin_c 1/2 p (1 - p) sum_i x_i^2 c_i^2 + lam/2 ||c - x||^2 with p = sigmoid(x^T c).
+
+    The implicit gradient of the minimiser that was found; the map jumps where two minima tie.
+    At x = 0, and where ||x||^2 overflows (p (1 - p) is 0 there), c = x with gradient 1.
+    Differentiable once.
+
+    Args:
+        x: float32 or float64 tensor (..., n).
+        lam: scalar > 0; the larger the nearer to x.
+        num_points: size of the grid, >= 3.
+
+    Returns:
+        Tensor in the shape of x. `prox_dropout([[0.0, 0.0]], 1.0)` is `[[0.0, 0.0]]`.
+    """
+    x = tf.convert_to_tensor(x)
+    rows = tf.reshape(x, [-1, x.shape[-1] or tf.shape(x)[-1]])
+
+    @tf.custom_gradient
+    def mapped(rows, lam):
+        fixed, fixed_lam = tf.stop_gradient(rows), tf.stop_gradient(lam)
+        squared = tf.reduce_sum(fixed**2, axis=-1, keepdims=True)
+        usable = (squared > 0) & tf.math.is_finite(squared**2)
+        safe = tf.where(usable, fixed, tf.ones_like(fixed))
+        s = _search(safe**2, fixed_lam, num_points)
+        point = tf.where(usable, _point(s, safe, fixed_lam), fixed)
+
+        def gradient(cotangent, rows, lam):
+            with tf.GradientTape() as tape, tf.GradientTape() as inner:
+                tape.watch((safe, lam))
+                inner.watch(s)
+                slope = _profile_slope(s, safe**2, lam)
+            curvature = inner.gradient(slope, s)
+            ds = tf.where(curvature > 0, 1 / curvature, tf.zeros_like(curvature))
+            with tf.GradientTape() as explicit:
+                explicit.watch((s, safe, lam))
+                c = _point(s, safe, lam)
+            y = tf.where(usable, cotangent, tf.zeros_like(cotangent))
+            along, dx, dlam = explicit.gradient(c, (s, safe, lam), y)
+            # g'(s; x, lam) = 0 moves s by -g'_x/g'' dx - g'_lam/g'' dlam.
+            implicit_dx, implicit_dlam = tape.gradient(slope, (safe, lam), -along * ds)
+            return tf.where(usable, dx + implicit_dx, cotangent), dlam + implicit_dlam
+
+        return point, lambda y: differentiable_once(gradient)(y, rows, lam)
+
+    return tf.reshape(mapped(rows, scalar(lam, x)), tf.shape(x))

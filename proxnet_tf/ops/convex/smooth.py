@@ -1,0 +1,311 @@
+"""The proximal map of a smooth R that has no closed form: solve, then differentiate implicitly.
+
+    z = argmin_{z in C} R(z) + lam/2 ||z - x||^2            z = P(v),  v = x - grad R(z) / lam
+
+with P the projection onto C (the identity without a constraint). With J = dP/dv, symmetric, and
+H the Hessian of R, a cotangent y of z becomes the cotangent J w of v, where
+
+    (J + J H J / lam) w = J y                                                          (1)
+
+(without constraint: (I + H / lam) w = y). Everything that v is made of, x, lam, a context, the
+variables and tensors that R closes over, then gets its gradient by ordinary differentiation of
+grad R at the fixed z. Every row is a problem of its own with its own steps; the status is a tensor.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from proxnet_tf.ops.convex.sets import differentiable_once, scalar
+from proxnet_tf.ops.linear.cg import conjugate_gradient
+
+Regularizer = Callable[[tf.Tensor], tf.Tensor]
+Projection = Callable[[tf.Tensor], tf.Tensor]
+
+
+class ProxSolution(NamedTuple):
+    """What `smooth_prox` found, one value a row.
+
+    Attributes:
+        point: z, in the shape of x; differentiable.
+        residual: max_i |z - P(x - grad R(z)/lam)|_i relative to max(1, max_i |x_i|).
+        converged: whether `residual <= tolerance`; false for NaN.
+        iterations: scalar int32, steps of the longest row.
+    """
+
+    point: tf.Tensor
+    residual: tf.Tensor
+    converged: tf.Tensor
+    iterations: tf.Tensor
+
+
+def default_tolerance(dtype: tf.DType) -> float:
+    """1e-9 in float64, 1e-5 in float32: what rounding lets the residual reach."""
+    return 1e-9 if tf.as_dtype(dtype) == tf.float64 else 1e-5
+
+
+def smooth_prox(
+    regularizer: Regularizer,
+    x: tf.Tensor,
+    lam: float | tf.Tensor,
+    *,
+    projection: Projection | None = None,
+    start: tf.Tensor | None = None,
+    tolerance: float | None = None,
+    max_iterations: int = 200,
+) -> ProxSolution:
+    """argmin_{z in C} R(z) + lam/2 ||z - x||^2 for every row, with the implicit gradient.
+
+    Without `projection`: L-BFGS (`tfp.optimizer.lbfgs_minimize`), polished by Newton steps. With
+    it: accelerated projected gradient with backtracking and restarts. Differentiable once. R has
+    to be convex, or its curvature above -lam; otherwise a local minimum or `converged == False`
+    comes back. A row whose iterates stop being finite returns its start.
+
+    Args:
+        regularizer: R, (batch, n) -> (batch,), smooth where it is finite, +inf elsewhere; row i of
+            the result may depend on row i only.
+        x: float32 or float64 tensor of shape (batch, n).
+        lam: scalar > 0.
+        projection: z -> the nearest point of a convex set C; R must be finite on C.
+        start: a point where R is finite, in the shape of x; x (projected) by default.
+        tolerance: bound on the residual; `default_tolerance(x.dtype)` by default.
+        max_iterations: bound on the iterations.
+
+    Returns:
+        A `ProxSolution`. `smooth_prox(lambda z: tf.reduce_sum(z**2, -1) / 2, [[3.0]], 2.0).point`
+        is `[[2.0]]`.
+
+    Raises:
+        ValueError: if R returns another shape than (batch,), or does not depend on z.
+    """
+    x = tf.convert_to_tensor(x)
+    lam = scalar(lam, x)
+    tolerance = default_tolerance(x.dtype) if tolerance is None else tolerance
+    project = projection or tf.identity
+    gradient = _gradient_of(regularizer)
+
+    fixed_x, fixed_lam = tf.stop_gradient(x), tf.stop_gradient(lam)
+    scale = tf.maximum(tf.reduce_max(tf.abs(fixed_x), axis=-1, keepdims=True), 1)
+    origin = tf.stop_gradient(project(fixed_x if start is None else tf.cast(start, x.dtype)))
+
+    def evaluate(z):
+        """(R(z)/lam + 1/2 ||z - x||^2) / scale^2, its gradient times scale, the residual; a row.
+
+        The residual is +inf where R is not finite.
+        """
+        r, slope = gradient(z)
+        shift = slope / fixed_lam
+        gap = (z - fixed_x) / scale
+        value = r / fixed_lam / tf.squeeze(scale, -1) ** 2 + tf.reduce_sum(gap**2, axis=-1) / 2
+        residual = tf.reduce_max(tf.abs(z - project(fixed_x - shift)) / scale, axis=-1)
+        residual = tf.where(tf.math.is_finite(r), residual, tf.cast(float("inf"), residual.dtype))
+        return value, shift / scale + gap, residual
+
+    if projection is None:
+        z, iterations = _lbfgs(evaluate, origin, scale, tolerance, max_iterations)
+        # A barrier can leave L-BFGS stuck far off: Newton starts where the residual is lower.
+        stuck = ~(evaluate(z)[2] <= evaluate(origin)[2])
+        z = tf.where(stuck[:, tf.newaxis], origin, z)
+        z, more = _newton(evaluate, gradient, z, fixed_lam, scale, tolerance, max_iterations)
+        iterations += more
+    else:
+        z, iterations = _projected_gradient(
+            evaluate, project, origin, scale, tolerance, max_iterations
+        )
+    z = tf.stop_gradient(_finite_or(z, origin))
+    residual = tf.stop_gradient(evaluate(z)[2])
+    point = _differentiable_point(gradient, project, z, x, lam)
+    return ProxSolution(point, residual, residual <= scalar(tolerance, x), iterations)
+
+
+def _gradient_of(regularizer: Regularizer):
+    """z -> (R(z), grad R(z)), with the checks of what R returns."""
+
+    def gradient(z):
+        with tf.GradientTape() as tape:
+            tape.watch(z)
+            value = tf.convert_to_tensor(regularizer(z))
+            _check_value(value, z)
+        slope = tape.gradient(value, z)
+        if slope is None:
+            raise ValueError(
+                "R must depend on its argument through differentiable TensorFlow or Keras "
+                "operations. Received: a function whose value has no gradient."
+            )
+        return value, tf.convert_to_tensor(slope)
+
+    return gradient
+
+
+def _check_value(value: tf.Tensor, z: tf.Tensor) -> None:
+    if not value.shape.is_compatible_with(z.shape[:1]):
+        raise ValueError(
+            "R must return one number a row, shape (batch,). Received: shape "
+            f"{tuple(value.shape)} for z of shape {tuple(z.shape)}; sum over the last axis with "
+            "tf.reduce_sum(..., axis=-1)."
+        )
+    if value.dtype != z.dtype:
+        raise ValueError(
+            f"R must keep the dtype of its argument, {z.dtype.name}. Received: {value.dtype.name}."
+        )
+
+
+def _finite_or(z: tf.Tensor, fallback: tf.Tensor) -> tf.Tensor:
+    finite = tf.reduce_all(tf.math.is_finite(z), axis=-1, keepdims=True)
+    return tf.where(finite, z, fallback)
+
+
+# Solvers ---------------------------------------------------------------------------------------
+
+
+def _lbfgs(evaluate, origin, scale, tolerance, max_iterations):
+    """Minimiser in the variable z / scale, so that one tolerance serves all rows."""
+    import tensorflow_probability as tfp
+
+    found = tfp.optimizer.lbfgs_minimize(
+        lambda w: evaluate(w * scale)[:2],
+        initial_position=origin / scale,
+        tolerance=tolerance,
+        f_relative_tolerance=0,
+        max_iterations=max_iterations,
+        stopping_condition=tfp.optimizer.converged_all,
+    )
+    return tf.stop_gradient(found.position) * scale, found.num_iterations
+
+
+def _hessian_product(gradient, z, v):
+    """H v, the derivative of <grad R(z), v>; 0 where R is linear."""
+    with tf.GradientTape() as tape:
+        tape.watch(z)
+        along = tf.reduce_sum(gradient(z)[1] * v)
+    product = tape.gradient(along, z)
+    return tf.zeros_like(v) if product is None else tf.convert_to_tensor(product)
+
+
+def _newton(evaluate, gradient, z, lam, scale, tolerance, max_iterations):
+    """Newton-CG with backtracking, from where L-BFGS ends.
+
+    L-BFGS compares values, so it stalls near the square root of the rounding, and a barrier can
+    stop its line search; neither stops Newton. A row ends when no step length helps it.
+    """
+    rounding = 10 * np.finfo(z.dtype.as_numpy_dtype).eps
+
+    def newton(iteration, z, residual, active):
+        value, slope, _ = evaluate(z)
+        downhill = -_finite_or(slope, tf.zeros_like(slope)) * scale
+        direction = conjugate_gradient(
+            lambda v: v + _hessian_product(gradient, z, v) / lam, downhill, tolerance=1e-2
+        ).solution
+        flat = tf.reduce_all(direction == 0, axis=-1, keepdims=True)  # negative curvature at once
+        direction = tf.where(flat, downhill, direction)
+        fall = tf.reduce_sum(slope * direction / scale, axis=-1)
+
+        def attempt(length):
+            candidate = z + length[:, tf.newaxis] * direction
+            reached, _, moved = evaluate(candidate)
+            lowered = reached - value
+            lower = (lowered <= 1e-4 * length * fall) & (lowered < -rounding * (1 + tf.abs(value)))
+            return length, candidate, moved, lower | (moved < 0.9 * residual)
+
+        searching = active & (residual > tolerance)  # solved rows only try the whole step
+        _, candidate, moved, better = tf.while_loop(
+            lambda length, candidate, moved, better: tf.reduce_any(searching & ~better),
+            lambda length, candidate, moved, better: attempt(tf.where(better, length, length / 2)),
+            attempt(tf.ones_like(value)),
+            maximum_iterations=30,
+        )
+        better &= active
+        z = tf.where(better[:, tf.newaxis], candidate, z)
+        residual = tf.where(better, moved, residual)
+        return iteration + 1, z, residual, better & (residual > rounding / 20)
+
+    residual = evaluate(z)[2]
+    iterations, z, *_ = tf.while_loop(
+        lambda iteration, z, residual, active: tf.reduce_any(active),
+        newton,
+        (tf.zeros([], tf.int32), z, residual, residual > rounding / 20),
+        maximum_iterations=max_iterations,
+    )
+    return z, iterations
+
+
+def _projected_gradient(evaluate, project, origin, scale, tolerance, max_iterations):
+    """Accelerated projected gradient; every row has its own step length and restarts.
+
+    The objective over lam has curvature 1 at least, so the momentum is that of strong convexity.
+    """
+    rounding = 10 * np.finfo(origin.dtype.as_numpy_dtype).eps
+
+    def step(iteration, z, ahead, length, _):
+        slope = evaluate(ahead)[1] * scale
+
+        def attempt(length):
+            candidate = project(ahead - length[:, tf.newaxis] * slope)
+            move = candidate - ahead
+            value, moved_slope, residual = evaluate(candidate)
+            curvature = tf.reduce_sum((moved_slope * scale - slope) * move, axis=-1)
+            short = curvature * length <= tf.reduce_sum(move**2, axis=-1)
+            short |= tf.reduce_max(tf.abs(move) / scale, axis=-1) <= rounding
+            short &= tf.math.is_finite(value)
+            return candidate, residual, length, short | (length < 1e-12)
+
+        candidate, residual, length, _ = tf.while_loop(
+            lambda candidate, residual, length, short: ~tf.reduce_all(short),
+            lambda candidate, residual, length, short: attempt(tf.where(short, length, length / 2)),
+            attempt(length),
+            maximum_iterations=60,
+        )
+        weight = (1 - tf.sqrt(length)) / (1 + tf.sqrt(length))
+        # Restart where the momentum points uphill (O'Donoghue and Candes, 2015).
+        uphill = tf.reduce_sum((ahead - candidate) * (candidate - z), axis=-1) > 0
+        weight = tf.where(uphill, tf.zeros_like(weight), weight)
+        ahead = project(candidate + weight[:, tf.newaxis] * (candidate - z))
+        length = tf.minimum(1.1 * length, 1)
+        return iteration + 1, candidate, ahead, length, residual
+
+    length = tf.ones_like(scale[:, 0])
+    iterations, z, *_ = tf.while_loop(
+        lambda *state: tf.reduce_any(state[-1] > tolerance),
+        step,
+        (tf.zeros([], tf.int32), origin, origin, length, evaluate(origin)[2]),
+        maximum_iterations=max_iterations,
+    )
+    return z, iterations
+
+
+# Implicit gradient -----------------------------------------------------------------------------
+
+
+def _differentiable_point(gradient, project, z, x, lam):
+    """z as a function of v = x - grad R(z)/lam, with the derivative (1)."""
+    slope = gradient(z)[1]
+    v = x - slope / lam
+
+    @tf.custom_gradient
+    def point(v):
+        fixed_lam = tf.stop_gradient(lam)
+
+        def backward(y, fixed_v):
+            def j(u):
+                with tf.GradientTape() as tape:
+                    tape.watch(fixed_v)
+                    projected = project(fixed_v)
+                return tf.convert_to_tensor(tape.gradient(projected, fixed_v, u))
+
+            def operator(w):
+                return j(w + _hessian_product(gradient, z, j(w)) / fixed_lam)
+
+            solved = conjugate_gradient(
+                operator, j(y), tolerance=_cg_tolerance(y.dtype), max_iterations=200
+            )
+            return j(solved.solution)
+
+        return tf.identity(z), lambda y: differentiable_once(backward)(y, v)
+
+    return point(v)
+
+
+def _cg_tolerance(dtype: tf.DType) -> float:
+    return 1e-12 if dtype == tf.float64 else 1e-6

@@ -1,0 +1,488 @@
+"""`Prox` and `Regularizer`: closed forms, solved functions, their gradients and their files."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from proxnet_tf.layers.convex.activations import prox_of_activation
+from proxnet_tf.layers.convex.prox import Prox
+from proxnet_tf.layers.convex.regularizer import Regularizer
+from proxnet_tf.ops.convex.functions import OPERATORS
+from tests.helpers.layer_checks import check_config, check_layer
+from tests.helpers.proximal_references import REFERENCES
+
+RNG = np.random.default_rng(0)
+LAPLACIAN = [[1.0, -1.0, 0.0], [-1.0, 2.0, -1.0], [0.0, -1.0, 1.0]]
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf_tests")
+def log_cosh(z):
+    return tf.reduce_sum(tf.math.log(tf.cosh(z)), axis=-1)
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf_tests")
+def half(x):
+    return x / 2
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf_tests")
+def near_context(z, context):
+    """Quadratic pull towards the context: z = (lam x + 3 context) / (lam + 3)."""
+    return 1.5 * tf.reduce_sum((z - context) ** 2, axis=-1)
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf_tests")
+def roughness(z):
+    """Squared differences along a sequence (batch, time, features)."""
+    return tf.reduce_sum((z[:, 1:] - z[:, :-1]) ** 2, axis=[1, 2]) / 2
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf_tests")
+def spread(z):
+    """Squared distances to the batch's mean: a scalar for the whole batch."""
+    return tf.reduce_sum((z - tf.reduce_mean(z, axis=0)) ** 2) / 2
+
+
+def inputs(*shape, dtype="float32"):
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def gradient_of(function, *arguments):
+    @tf.function
+    def gradients(*arguments):
+        with tf.GradientTape() as tape:
+            tape.watch(arguments)
+            loss = function(*arguments)
+        return tape.gradient(loss, arguments)
+
+    return [np.asarray(g) for g in gradients(*map(tf.convert_to_tensor, arguments))]
+
+
+def central_difference(function, x, h=1e-6):
+    x = np.asarray(x, "float64")
+    out = np.zeros_like(x)
+    for index in np.ndindex(*x.shape):
+        e = np.zeros_like(x)
+        e[index] = h
+        out[index] = (float(function(x + e)) - float(function(x - e))) / (2 * h)
+    return out
+
+
+# The contract of a Keras layer -----------------------------------------------------------------
+
+LAYERS = {
+    "l1": (dict(regularizer="l1", lam=3.0, axis=1), (4, 5)),
+    "group_l2": (dict(regularizer=Regularizer("group_l2", weight=0.5, group_size=3)), (4, 6)),
+    "quadratic": (dict(regularizer=Regularizer("quadratic", matrix=LAPLACIAN)), (4, 3)),
+    "entropy": (dict(regularizer="entropy", lam=2.0), (4, 5)),
+    "nuclear": (dict(regularizer="nuclear", lam=2.0), (3, 4, 5)),
+    "total_variation over time": (dict(regularizer="total_variation", over="time"), (3, 6, 2)),
+    "fused_lasso": (dict(regularizer="fused_lasso", lam=3.0), (3, 6)),
+    "isotonic": (dict(constraint="isotonic"), (3, 6)),
+    "nuclear over the batch": (dict(regularizer="nuclear", over="batch", lam=0.7), (4, 3)),
+    "simplex": (dict(constraint=Regularizer("simplex", total=2.0), axis=1), (3, 5, 2)),
+    "callable": (dict(regularizer=log_cosh, lam=2.0, start=half, tolerance=1e-4), (4, 5)),
+    "callable on the simplex": (dict(regularizer=log_cosh, constraint="simplex"), (4, 5)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS))
+def test_keras_contract(name, tmp_path):
+    arguments, shape = LAYERS[name]
+    layer = Prox(**arguments, max_iterations=50, monitor=False)
+    check_layer(
+        layer,
+        inputs(*shape),
+        tmp_path,
+        allow_default=(
+            "regularizer",
+            "lam",
+            "constraint",
+            "axis",
+            "over",
+            "start",
+            "tolerance",
+        ),
+    )
+
+
+def test_config_has_every_argument():
+    check_config(
+        Prox(
+            log_cosh,
+            lam=2.0,
+            constraint="simplex",
+            axis=1,
+            start=half,
+            tolerance=1e-4,
+            max_iterations=7,
+            monitor=False,
+        ),
+        allow_default=("over",),
+    )
+    check_config(Prox("l1", lam=2.0, over="time", max_iterations=7, monitor=False), ALL_DEFAULT)
+
+
+ALL_DEFAULT = ("regularizer", "constraint", "axis", "start", "tolerance", "max_iterations")
+
+
+def test_context_layer_round_trip(tmp_path):
+    x, context = inputs(4, 5), inputs(4, 5)
+    layer = Prox(near_context, lam=2.0)
+    symbolic = [keras.Input((5,)), keras.Input((5,))]
+    model = keras.Model(symbolic, layer(symbolic))
+    expected = (2 * x + 3 * context) / 5
+    np.testing.assert_allclose(model([x, context]), expected, atol=1e-6)
+    model.save(tmp_path / "context.keras")
+    reloaded = keras.saving.load_model(tmp_path / "context.keras")
+    np.testing.assert_allclose(reloaded([x, context]), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "regularizer",
+    ["total_variation", "nuclear", pytest.param(log_cosh, marks=pytest.mark.slow)],
+)
+def test_exported_saved_model_keeps_values_and_gradients(regularizer, tmp_path):
+    shape = (3, 4, 5) if regularizer == "nuclear" else (4, 5)
+    x = inputs(*shape)
+    layer = Prox(regularizer, lam=2.0)
+    model = keras.Sequential([keras.Input(shape[1:]), layer])
+    model.export(str(tmp_path / "saved"))
+    restored = tf.saved_model.load(str(tmp_path / "saved"))
+    np.testing.assert_allclose(restored.serve(x), model(x), atol=1e-6)
+    ours = gradient_of(lambda v: tf.reduce_sum(model(v) ** 2), x)[0]
+    theirs = gradient_of(lambda v: tf.reduce_sum(restored.serve(v) ** 2), x)[0]
+    np.testing.assert_allclose(theirs, ours, atol=1e-5)
+
+
+def test_sequential_fit_learns_through_every_kind():
+    model = keras.Sequential(
+        [
+            keras.layers.Dense(6),
+            Prox("l1", lam=5.0),
+            Prox(log_cosh, lam=4.0),
+            Prox("entropy"),
+            keras.layers.Dense(1),
+        ]
+    )
+    model.compile(keras.optimizers.Adam(0.05), "mse")
+    x = inputs(64, 4)
+    history = model.fit(x, x[:, :1], epochs=15, verbose=0)
+    assert history.history["loss"][-1] < 0.5 * history.history["loss"][0]
+    assert any(key.endswith("unconverged") for key in history.history)
+
+
+# Closed forms ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(set(OPERATORS) - {"nuclear"}))
+def test_every_name_equals_its_reference_in_float16_float32_float64(name):
+    options = {
+        "elastic_net": {"ridge": 1.0},
+        "group_l2": {"group_size": 2},
+        "quadratic": {"matrix": np.eye(6) + np.ones((6, 6))},
+        "fused_lasso": {"sparsity": 1.0},
+        "box": {"low": -1.0, "high": 1.0},
+        "l2_ball": {"radius": 1.0},
+        "l1_ball": {"radius": 1.0},
+        "simplex": {"total": 1.0},
+    }.get(name, {})
+    x = inputs(3, 6, dtype="float16").astype("float64")  # exact in every dtype
+    reference = REFERENCES[name]
+    lam = () if OPERATORS[name].is_set else (2.0,)
+    expected = np.stack([reference(row, *lam, **options) for row in x])
+    for dtype, atol in (("float64", 1e-9), ("float32", 2e-6), ("mixed_float16", 2e-3)):
+        layer = Prox(Regularizer(name, **options), lam=2.0, dtype=dtype)
+        np.testing.assert_allclose(np.asarray(layer(x), "float64"), expected, atol=atol)
+
+
+def test_weight_scales_r():
+    x = inputs(3, 4)
+    heavy = Prox(Regularizer("l1", weight=3.0), lam=6.0)(x)
+    np.testing.assert_allclose(heavy, Prox("l1", lam=2.0)(x), atol=1e-6)
+    np.testing.assert_allclose(Regularizer("l1", weight=3.0)(x), 3 * np.abs(x).sum(1), rtol=1e-6)
+
+
+def test_axis_time_and_batch_are_transposes():
+    x = inputs(3, 5, 2)
+    along = Prox("total_variation", lam=1.5)
+    rows = np.swapaxes(along(np.swapaxes(x, 1, 2)), 1, 2)
+    np.testing.assert_allclose(Prox("total_variation", lam=1.5, axis=1)(x), rows, atol=1e-6)
+    np.testing.assert_allclose(Prox("total_variation", lam=1.5, over="time")(x), rows, atol=1e-6)
+    batch = np.moveaxis(along(np.moveaxis(x, 0, -1)), -1, 0)
+    np.testing.assert_allclose(Prox("total_variation", lam=1.5, over="batch")(x), batch, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["total_variation", "fused_lasso", "l1", "l2", "nuclear"])
+def test_mask_over_time_equals_slicing(name):
+    x = inputs(2, 6, 3)
+    mask = np.ones((2, 6), bool)
+    mask[0, 4:] = False
+    layer = Prox(name, lam=1.5, over="time")
+    z = layer(x, mask=mask)
+    np.testing.assert_allclose(z[:1, :4], layer(x[:1, :4]), atol=1e-6)
+    np.testing.assert_allclose(z[1:], layer(x[1:]), atol=1e-6)
+    np.testing.assert_array_equal(z[0, 4:], x[0, 4:])
+    weights = inputs(2, 6, 3)
+    dx = gradient_of(lambda v: tf.reduce_sum(layer(v, mask=mask) * weights), x)[0]
+    short = gradient_of(lambda v: tf.reduce_sum(layer(v) * weights[:1, :4]), x[:1, :4])[0]
+    np.testing.assert_allclose(dx[:1, :4], short, atol=1e-5)
+    np.testing.assert_array_equal(dx[0, 4:], weights[0, 4:])
+
+
+def test_mask_reaches_the_next_layer_and_the_prox():
+    model = keras.Sequential(
+        [keras.layers.Masking(), Prox("total_variation", over="time"), keras.layers.GRU(2)]
+    )
+    x = inputs(2, 5, 3)
+    x[0, 3:] = 0
+    np.testing.assert_allclose(model(x)[:1], model(x[:1, :3]), atol=1e-6)
+
+
+def test_lam_is_read_at_every_call():
+    layer = Prox("l1", lam=1.0)
+    x = inputs(3, 4)
+    compiled = tf.function(lambda v: layer(v))
+    compiled(x)
+    layer.lam.assign(4.0)
+    assert not layer.trainable_variables
+    np.testing.assert_allclose(compiled(x), Prox("l1", lam=4.0)(x), atol=1e-7)
+
+
+# Solved functions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("lam", [0.1, 1.0, 50.0])
+def test_quadratic_r_is_within_1e_6_of_the_closed_form(dtype, lam):
+    root = inputs(6, 6, dtype="float64")
+    matrix = root @ root.T / 6
+    x = inputs(20, 6, dtype=dtype)
+    q = tf.constant(matrix, dtype)
+    solved = Prox(lambda z: tf.reduce_sum(z * (z @ q), axis=-1) / 2, lam=lam, dtype=dtype)
+    closed = Prox(Regularizer("quadratic", matrix=matrix), lam=lam, dtype=dtype)
+    np.testing.assert_allclose(tf.function(solved)(x), closed(x), atol=1e-6)
+    assert solved.status["unconverged"] == 0
+    assert solved.status["residual"] < 1e-5
+
+
+def test_gradient_reaches_the_context_and_a_variable_of_r():
+    scale = keras.Variable(np.array([0.5, 1.0, 2.0]), dtype="float64")
+    weights = inputs(2, 3, dtype="float64")
+    x, context = inputs(2, 3, dtype="float64"), inputs(2, 3, dtype="float64")
+    layer = Prox(lambda z, c: tf.reduce_sum(scale * (z - c) ** 2, axis=-1), dtype="float64")
+    # z = (x + 2 s c) / (1 + 2 s)
+    s = scale.numpy()
+    ours = gradient_of(lambda x, c: tf.reduce_sum(layer([x, c]) * weights), x, context)
+    np.testing.assert_allclose(ours[0], weights / (1 + 2 * s), atol=1e-8)
+    np.testing.assert_allclose(ours[1], weights * 2 * s / (1 + 2 * s), atol=1e-8)
+    with tf.GradientTape() as tape:
+        value = tf.reduce_sum(layer([x, context]) * weights)
+    exact = (weights * 2 * (context - x) / (1 + 2 * s) ** 2).sum(axis=0)
+    np.testing.assert_allclose(tape.gradient(value, scale.value), exact, atol=1e-8)
+
+
+def test_r_as_a_keras_layer_is_trained():
+    @keras.saving.register_keras_serializable(package="proxnet_tf_tests")
+    class Weighted(keras.layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(name="scale", shape=(shape[-1],), initializer="ones")
+            self.built = True
+
+        def call(self, z):
+            return tf.reduce_sum(tf.exp(self.scale) * z**2, axis=-1)
+
+    model = keras.Sequential([keras.Input((3,)), Prox(Weighted(), lam=2.0)])
+    assert len(model.trainable_variables) == 1
+    model.compile("sgd", "mse")
+    x = inputs(8, 3)
+    before = model.trainable_variables[0].numpy().copy()
+    model.fit(x, x, epochs=1, verbose=0)
+    assert (model.trainable_variables[0].numpy() < before).all()  # less shrinkage fits better
+
+
+@pytest.mark.parametrize("constraint", ["simplex", "nonnegative", "l2_ball", "box", "l1_ball"])
+def test_constrained_solution_and_gradient(constraint):
+    root = inputs(4, 4, dtype="float64")
+    matrix = tf.constant(root @ root.T / 4)
+    weights, x = inputs(3, 4, dtype="float64"), inputs(3, 4, dtype="float64")
+    layer = Prox(
+        Regularizer("quadratic", matrix=matrix.numpy()),
+        lam=0.75,
+        constraint=constraint,
+        tolerance=1e-11,
+        dtype="float64",
+    )
+    compiled = tf.function(lambda v: layer(v))
+    z = compiled(x).numpy()
+    assert layer.status["unconverged"] == 0
+    # Variational inequality of the minimiser: <gradient, y - z> >= 0 for every y in C.
+    slope = z @ matrix.numpy() + 0.75 * (z - x)
+    project = REFERENCES[constraint]
+    extra = {"l2_ball": (1.0,), "l1_ball": (1.0,), "box": (-1.0, 1.0)}.get(constraint, ())
+    for point in 2 * RNG.standard_normal((30, 4)):
+        assert ((project(point, *extra) - z) * slope).sum(axis=1).min() > -1e-8
+    loss = tf.function(lambda v: tf.reduce_sum(layer(v) * weights))
+    numeric = central_difference(lambda v: loss(tf.constant(v)), x)
+    np.testing.assert_allclose(gradient_of(loss, x)[0], numeric, atol=1e-6)
+
+
+def test_over_time_and_batch_see_the_whole():
+    x = inputs(3, 5, 2, dtype="float64")
+    differences = np.diff(np.eye(5), axis=0)
+    smoothing = np.linalg.inv(np.eye(5) + differences.T @ differences / 2.0)
+    z = Prox(roughness, lam=2.0, over="time", dtype="float64")(x)
+    np.testing.assert_allclose(z, np.einsum("st,btf->bsf", smoothing, x), atol=1e-8)
+    rows = inputs(4, 3, dtype="float64")
+    z = Prox(spread, lam=2.0, over="batch", dtype="float64")(rows)
+    centred = rows - rows.mean(axis=0)
+    np.testing.assert_allclose(z, rows.mean(axis=0) + centred / 1.5, atol=1e-8)
+
+
+def test_rows_are_independent_problems():
+    x = np.concatenate([inputs(2, 4, dtype="float64"), 1e4 * inputs(2, 4, dtype="float64")])
+    layer = Prox(log_cosh_wide, lam=0.5, dtype="float64")
+    alone = np.concatenate([layer(x[i : i + 1]) for i in range(4)])
+    np.testing.assert_allclose(layer(x), alone, rtol=1e-8)
+
+
+def log_cosh_wide(z):
+    return tf.reduce_sum(tf.sqrt(1 + z**2), axis=-1)
+
+
+def test_empty_batch_of_a_callable():
+    for constraint in (None, "simplex"):
+        assert Prox(log_cosh, constraint=constraint)(np.zeros((0, 3), "float32")).shape == (0, 3)
+
+
+# Trouble ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Prox("l3"), "must be one of 'l1'"),
+        (lambda: Prox(), "needs a `regularizer`"),
+        (lambda: Prox(3), "must be a name, a Regularizer, a callable"),
+        (lambda: Prox("l1", lam=0.0), "`lam` must be a finite number > 0"),
+        (lambda: Prox("l1", over="space"), "'example', 'time', 'batch'"),
+        (lambda: Prox("l1", constraint="simplex"), "must be smooth"),
+        (lambda: Prox(log_cosh, constraint="l1"), "of a set"),
+        (lambda: Prox("l1", over="time", axis=1), "over='example' only"),
+        (lambda: Prox("l1", axis=0)(inputs(2, 3)), "other than the batch"),
+        (lambda: Prox(log_cosh, max_iterations=0), "max_iterations"),
+        (lambda: Prox(log_cosh, tolerance=-1.0), "tolerance"),
+        (lambda: Prox("l1")([inputs(2, 3), inputs(2, 3)]), "takes a context"),
+        (lambda: Prox(near_context)([inputs(2, 3)] * 3), "list of 3"),
+        (lambda: Prox("nuclear")(inputs(2, 3)), "rows, columns"),
+        (
+            lambda: Prox("isotonic", over="time")(inputs(2, 3, 1), mask=np.ones((2, 3), bool)),
+            "mask",
+        ),
+        (lambda: Prox(roughness, over="time")(inputs(2, 3, 1), mask=np.ones((2, 3), bool)), "mask"),
+        (lambda: Prox(lambda z: z**2)(inputs(2, 3)), r"one number a row.*\(2, 3\)"),
+        (lambda: Prox(lambda z: tf.zeros(tf.shape(z)[0]))(inputs(2, 3)), "no gradient"),
+        (lambda: Prox(lambda z: tf.cast(log_cosh(z), "float64"))(inputs(2, 3)), "dtype"),
+        (lambda: Regularizer("l1", ridge=1.0), "takes the options: none"),
+        (lambda: Regularizer("elastic_net", ridge=-1.0), "ridge"),
+        (lambda: Regularizer("l2_ball", radius=0.0), "radius"),
+        (lambda: Regularizer("group_l2", group_size=0), "group_size"),
+        (lambda: Regularizer("box", low=2.0), "must not exceed"),
+        (lambda: Regularizer("quadratic"), "needs `matrix`"),
+        (lambda: Regularizer("l1", weight=0.0), "weight"),
+        (lambda: prox_of_activation("gelu"), "'sigmoid', 'tanh'"),
+    ],
+)
+def test_bad_input_says_what_and_how(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("constraint", [None, "box"])
+@pytest.mark.parametrize(
+    "regularizer",
+    [
+        lambda z: tf.reduce_sum(tf.math.sqrt(z - 100.0), axis=-1),  # NaN everywhere
+        lambda z: tf.reduce_sum(0.0 * z, axis=-1) + float("inf"),
+    ],
+)
+def test_nan_or_infinite_r_is_visible_and_ends(regularizer, constraint):
+    layer = Prox(regularizer, lam=1.0, constraint=constraint, max_iterations=20)
+    x = inputs(3, 4)
+    z = tf.function(layer)(x)
+    assert layer.status["unconverged"] == 1.0
+    np.testing.assert_allclose(z, np.clip(x, -1, 1) if constraint else x, atol=1e-6)
+
+
+def test_unbounded_r_is_visible_and_ends():
+    layer = Prox(lambda z: -tf.reduce_sum(z**2, axis=-1), lam=1.0, max_iterations=30)
+    x = inputs(3, 4)
+    z = tf.function(layer)(x).numpy()
+    assert layer.status["unconverged"] == 1.0
+    assert np.isfinite(z).all()
+
+
+def test_non_convex_r_gives_a_stationary_point_or_says_not():
+    layer = Prox(lambda z: tf.reduce_sum(tf.cos(3 * z), axis=-1), lam=1.0, dtype="float64")
+    x = inputs(50, 2, dtype="float64")
+    z = tf.function(layer)(x).numpy()
+    solved = np.abs(-3 * np.sin(3 * z) + z - x).max(axis=1) < 1e-8
+    assert layer.status["unconverged"] == pytest.approx((~solved).mean(), abs=1e-6)
+    assert solved.mean() > 0.9
+
+
+def test_too_few_iterations_are_visible():
+    layer = Prox(lambda z: tf.reduce_sum(z**4, axis=-1), lam=0.01, constraint="simplex")
+    layer.max_iterations = 1
+    layer(inputs(3, 4))
+    assert layer.status["unconverged"] == 1.0
+    assert layer.status["iterations"] == 1.0
+
+
+# Activations -----------------------------------------------------------------------------------
+
+
+def value_and_gradient(function, x):
+    @tf.function
+    def both(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = function(x)
+            loss = tf.reduce_sum(value**2)
+        return value, tape.gradient(loss, x)
+
+    return both(tf.constant(x))
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "tanh", "relu", "hard_tanh"])
+def test_activation_is_a_proximal_map(name):
+    x = np.linspace(-4, 4, 40).reshape(8, 5).astype("float32")
+    ours = value_and_gradient(Prox(**prox_of_activation(name)), x)
+    theirs = value_and_gradient(getattr(keras.activations, name), x)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_softmax_is_a_proximal_map_in_its_free_entries():
+    x = 2 * inputs(6, 5)
+    layer = Prox(**prox_of_activation("softmax"))
+    ours = value_and_gradient(lambda v: layer([v[:, :-1], v[:, -1:]]), x)
+    theirs = value_and_gradient(lambda v: tf.nn.softmax(v)[:, :-1], x)
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    np.testing.assert_allclose(Prox("entropy")(x), tf.nn.softmax(x), atol=1e-6)
+
+
+def test_batch_normalization_is_a_proximal_map():
+    x = inputs(8, 5)
+    layer = Prox(**prox_of_activation("batch_normalization"), over="batch")
+    expected = keras.layers.BatchNormalization(epsilon=1e-12)(x, training=True)
+    np.testing.assert_allclose(layer(x), expected, atol=1e-5)
+
+
+def test_relu_on_the_generic_solver():
+    """R = 0 as a callable, solved by projected gradient."""
+    x = inputs(4, 5)
+    zero = Prox(lambda z: 0.0 * tf.reduce_sum(z, axis=-1), constraint="nonnegative")
+    np.testing.assert_allclose(zero(x), tf.nn.relu(x), atol=1e-6)

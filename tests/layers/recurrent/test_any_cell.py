@@ -1,0 +1,320 @@
+"""ProxRNNCell: any cell as a black box, against ProxLSTMCell, dense solves and differences."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
+from proxnet_tf.layers.recurrent.lstm import ProxLSTMCell
+from tests.helpers.differences import central_difference
+from tests.layers.recurrent.test_lstm import (
+    BATCH,
+    FEATURES,
+    STEPS,
+    UNITS,
+    assert_close,
+    built,
+    data,
+    gradient_penalty,
+    outputs_and_gradients,
+    randomize,
+)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class CountingCell(keras.layers.Layer):
+    """A user's cell: an integer state between two vectors, inner layers, random numbers."""
+
+    def __init__(self, units, **kwargs):
+        super().__init__(**kwargs)
+        self.units = units
+        self.state_size = [units, 1, units + 1]
+        self.output_size = 2
+        self.first = keras.layers.Dense(units, "tanh", dtype=kwargs.get("dtype"))
+        self.second = keras.layers.Dense(units + 1, "softplus", dtype=kwargs.get("dtype"))
+        self.head = keras.layers.Dense(2, dtype=kwargs.get("dtype"))
+        self.drop = keras.layers.Dropout(0.4, seed=1, dtype=kwargs.get("dtype"))
+
+    def build(self, input_shape):
+        features = input_shape[-1]
+        self.first.build((None, features + self.units))
+        self.second.build((None, 2 * self.units + 1))
+        self.head.build((None, self.units + 1))
+        self.built = True
+
+    def get_initial_state(self, batch_size=None):
+        return [
+            tf.zeros([batch_size, self.units], self.compute_dtype),
+            tf.zeros([batch_size, 1], tf.int32),
+            tf.ones([batch_size, self.units + 1], self.compute_dtype),
+        ]
+
+    def call(self, inputs, states, training=False):
+        a, count, b = states
+        a = self.first(tf.concat([self.drop(inputs, training=training), a], -1))
+        b = self.second(tf.concat([a, b], -1))
+        return self.head(b), [a, count + 1, b]
+
+    def get_config(self):
+        return {**super().get_config(), "units": self.units}
+
+
+CELLS = {
+    "gru": lambda dtype: keras.layers.GRUCell(UNITS, dtype=dtype),
+    "simple": lambda dtype: keras.layers.SimpleRNNCell(UNITS, dtype=dtype),
+    "lstm": lambda dtype: keras.layers.LSTMCell(UNITS, dtype=dtype),
+}
+
+
+def wrapped(kind, dtype="float64", **arguments):
+    settings = {"lam": 0.5, "delta": 1.2, **arguments}
+    return ProxRNNCell(CELLS[kind](dtype), dtype=dtype, **settings)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_wrapped_lstm_equals_prox_lstm_cell(dropout):
+    """Outputs, states and all gradients, over a masked sequence, with the same dropout masks."""
+    arguments = dict(dropout=dropout, seed=4, dtype="float64")
+    rnns = [
+        keras.layers.RNN(cell, return_state=True, dtype="float64")
+        for cell in (
+            ProxRNNCell(
+                keras.layers.LSTMCell(UNITS, **arguments), lam=0.5, delta=1.2, dtype="float64"
+            ),
+            ProxLSTMCell(UNITS, lam=0.5, delta=1.2, **arguments),
+        )
+    ]
+    for rnn in rnns:
+        built(rnn)
+    mask = np.array([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1], [1] * 5], bool)
+    state = [data(BATCH, UNITS, seed=s, dtype="float64") for s in (2, 3)]
+    x = data(BATCH, STEPS, FEATURES, dtype="float64")
+    call = dict(mask=mask, initial_state=state, training=True)
+    left, right = (outputs_and_gradients(rnn, x, **call) for rnn in rnns)
+    assert_close(left, right, atol=1e-9)
+    if dropout:
+        plain = outputs_and_gradients(rnns[0], x, mask=mask, initial_state=state)
+        assert np.abs(plain[0] - left[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("solver", ["cg", "cholesky"])
+@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("features", [1, 2, 6])
+def test_state_is_the_dense_solution(kind, solver, features):
+    cell = wrapped(kind, solver=solver)
+    cell.build((None, features))
+    randomize(cell)
+    x = tf.constant(data(4, features, dtype="float64"))
+    states = [data(4, UNITS, seed=s, dtype="float64") for s in range(2 if kind == "lstm" else 1)]
+    states = [tf.constant(s) for s in states]
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        output, plain = cell.cell(x, states)
+        s = plain[-1]
+    g = tape.batch_jacobian(s, x).numpy()
+    eye = np.eye(UNITS)
+    expected = np.stack(
+        [np.linalg.solve(eye + 1.44 / 0.5 * gi @ gi.T, si) for gi, si in zip(g, s, strict=True)]
+    )
+    found, new_states = cell(x, states)
+    np.testing.assert_allclose(found, output, atol=1e-12)
+    np.testing.assert_allclose(new_states[-1], expected, atol=1e-9)
+    assert_close(new_states[:-1], plain[:-1], atol=1e-12)
+    assert np.abs(expected - s).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_gradients_against_central_differences(kind):
+    rnn = built(keras.layers.RNN(wrapped(kind, lam=0.3), dtype="float64", return_state=True))
+    x = data(2, 3, FEATURES, dtype="float64")
+    variables = rnn.trainable_variables
+    tensor = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(tensor)
+        loss = tf.add_n([tf.reduce_sum(tf.sin(y)) for y in rnn(tensor)])
+    gradients = tape.gradient(loss, [tensor, *[v.value for v in variables]])
+    values = [v.numpy() for v in variables]
+    run = tf.function(lambda x: rnn(x))
+
+    def numpy_loss(x, *values):
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        return sum(float(np.sum(np.sin(y))) for y in run(tf.constant(x)))
+
+    for index, gradient in enumerate(gradients):
+        if index in (0, 1):  # the input and the input kernel, entry by entry
+            numeric = central_difference(numpy_loss, [x, *values], index)
+            np.testing.assert_allclose(gradient, numeric, atol=1e-6)
+        else:
+            rng = np.random.default_rng(index)
+            direction = rng.normal(size=gradient.shape)
+            changed = []
+            for sign in (1, -1):
+                moved = list(values)
+                moved[index - 1] = values[index - 1] + sign * 1e-5 * direction
+                changed.append(numpy_loss(x, *moved))
+            numeric = (changed[0] - changed[1]) / 2e-5
+            np.testing.assert_allclose(np.sum(gradient * direction), numeric, rtol=1e-6, atol=1e-8)
+            numpy_loss(x, *values)
+
+
+def test_second_derivative_equals_that_of_prox_lstm_cell():
+    rnns = [
+        keras.layers.RNN(cell, dtype="float64")
+        for cell in (wrapped("lstm"), ProxLSTMCell(UNITS, lam=0.5, delta=1.2, dtype="float64"))
+    ]
+    x = tf.constant(data(2, 3, FEATURES, dtype="float64"))
+    results = [gradient_penalty(built(rnn), x) for rnn in rnns]
+    for left, right in zip(*(tf.nest.flatten(r) for r in results), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_graph_equals_eager(jit_compile):
+    rnn = built(keras.layers.RNN(wrapped("gru", dtype="float32"), return_sequences=True))
+    x = tf.constant(data(BATCH, STEPS, FEATURES))
+    eager = outputs_and_gradients(rnn, x)
+
+    @tf.function(jit_compile=jit_compile)
+    def run(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = rnn(x)
+            loss = tf.reduce_sum(tf.sin(y))
+        return y, *tape.gradient(loss, [x, *[v.value for v in rnn.trainable_variables]])
+
+    assert_close(run(x), eager, atol=1e-5)
+
+
+def test_output_prox_of_a_gru():
+    """The output is the state, at the last step too."""
+    rnn = keras.layers.RNN(wrapped("gru", output_prox=True), return_state=True, dtype="float64")
+    plain = keras.layers.RNN(wrapped("gru"), return_state=True, dtype="float64")
+    x = data(BATCH, STEPS, FEATURES, dtype="float64")
+    for layer in (rnn, plain):
+        built(layer)
+    output, state = rnn(x)
+    np.testing.assert_array_equal(output, state)
+    other, same = plain(x)
+    np.testing.assert_allclose(state, same, atol=1e-12)
+    assert np.abs(other - same).max() > 1e-3
+
+
+@pytest.mark.parametrize("state_index", [0, 2, -1])
+def test_a_users_cell(state_index):
+    """States of several sizes and dtypes, inner layers, the same random numbers in s and in G."""
+    cell = ProxRNNCell(
+        CountingCell(3, dtype="float64"), lam=0.1, state_index=state_index, dtype="float64"
+    )
+    cell.build((None, FEATURES))
+    randomize(cell)
+    x = tf.constant(data(BATCH, FEATURES, dtype="float64"))
+    states = cell.get_initial_state(BATCH)
+    generator = cell.cell.drop.seed_generator
+    seed = generator.state.numpy()
+    output, new_states = cell(x, states, training=True)
+    assert not np.array_equal(generator.state.numpy(), seed)  # the next step draws others
+    generator.state.assign(seed)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        plain_output, plain = cell.cell(x, states, training=True)
+        s = plain[state_index]
+    g = tape.batch_jacobian(s, x).numpy()
+    expected = np.stack(
+        [
+            np.linalg.solve(np.eye(len(si)) + 10 * gi @ gi.T, si)
+            for gi, si in zip(g, s.numpy(), strict=True)
+        ]
+    )
+    np.testing.assert_allclose(new_states[state_index], expected, atol=1e-9)
+    np.testing.assert_array_equal(new_states[1], 1)
+    np.testing.assert_allclose(output, plain_output, atol=1e-12)
+
+
+def test_without_penalty_it_is_the_cell():
+    cell = wrapped("gru", delta=0.0, dtype="float32")
+    rnn, plain = built(keras.layers.RNN(cell)), built(keras.layers.RNN(CELLS["gru"]("float32")))
+    plain.cell.set_weights(cell.cell.get_weights())
+    x = data(BATCH, STEPS, FEATURES)
+    assert_close(outputs_and_gradients(rnn, x), outputs_and_gradients(plain, x), atol=1e-6)
+
+
+def test_config_files_and_fit(tmp_path):
+    arguments = dict(
+        lam=0.7,
+        delta=1.3,
+        state_index=0,
+        output_prox=True,
+        solver="cholesky",
+        tolerance=1e-4,
+        max_iterations=9,
+    )
+    cell = ProxRNNCell(keras.layers.GRUCell(UNITS, activation="softplus"), **arguments, name="p")
+    config = cell.get_config()
+    assert {k: config[k] for k in arguments} == arguments
+    restored = ProxRNNCell.from_config(json.loads(json.dumps(config)))
+    assert restored.get_config() == config
+    assert restored.cell.activation is keras.activations.softplus
+
+    model = keras.Sequential([keras.Input((STEPS, FEATURES)), keras.layers.RNN(cell)])
+    randomize(model)
+    x = data(6, STEPS, FEATURES)
+    model.compile("adam", "mse")
+    history = model.fit(x, np.zeros((6, UNITS)), epochs=1, batch_size=3, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    cell.lam.assign(0.2)
+    expected = model.predict(x, verbose=0)
+    model.save(tmp_path / "model.keras")
+    reloaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(reloaded.predict(x, verbose=0), expected, atol=1e-6)
+    np.testing.assert_allclose(reloaded.layers[-1].cell.lam, 0.2)
+
+
+def test_mixed_precision():
+    cell = wrapped("gru", dtype="mixed_float16")
+    rnn = keras.layers.RNN(cell, dtype="mixed_float16")
+    y = rnn(data(BATCH, STEPS, FEATURES))
+    assert y.dtype == tf.float16
+    assert np.isfinite(y).all()
+
+
+@pytest.mark.parametrize("state_index", [2, -3, 1.5, True])
+def test_bad_state_index(state_index):
+    with pytest.raises(ValueError, match="`state_index` must be an integer"):
+        ProxRNNCell(keras.layers.LSTMCell(3), state_index=state_index)
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="`cell` must be a Keras layer"):
+        ProxRNNCell(lambda x, states: (x, states))
+    stack = keras.layers.StackedRNNCells([keras.layers.LSTMCell(3), keras.layers.LSTMCell(3)])
+    with pytest.raises(ValueError, match="stack the wrappers"):
+        ProxRNNCell(stack)
+    with pytest.raises(ValueError, match="`lam`"):
+        ProxRNNCell(keras.layers.GRUCell(3), lam=0.0)
+    with pytest.raises(ValueError, match="`delta`"):
+        ProxRNNCell(keras.layers.GRUCell(3), delta=-1.0)
+    with pytest.raises(ValueError, match="`solver`"):
+        ProxRNNCell(keras.layers.GRUCell(3), solver="qr")
+    with pytest.raises(ValueError, match="must have one size"):
+        ProxRNNCell(CountingCell(3), state_index=0, output_prox=True)
+    with pytest.raises(ValueError, match="must be \\(batch, input_dim\\)"):
+        ProxRNNCell(keras.layers.GRUCell(3)).build((None, 4, 4, 1))
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: keras.layers.GRU(8), "must be a Keras layer with a `state_size`"),
+        (
+            lambda: keras.layers.StackedRNNCells([keras.layers.GRUCell(8)]),
+            "not nested. Wrap the cells one by one",
+        ),
+    ],
+)
+def test_layers_and_stacks_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        ProxRNNCell(make())

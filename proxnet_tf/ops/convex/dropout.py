@@ -14,7 +14,8 @@ minimiser lies in [0, ||x||^2 + root of that], and may exceed ||x||^2, where p (
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.convex.sets import differentiable_once, scalar
+from proxnet_tf.ops.convex.sets import scalar
+from proxnet_tf.ops.linear.once import differentiable_once
 
 
 def _penalty(s):

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.once import differentiable_once
+
 Jacobian = Callable[[tf.Tensor], tf.Tensor]
 
 
@@ -47,22 +49,6 @@ def symmetric_map(
 
     x = tf.convert_to_tensor(x)
     return mapped(x, scalar(lam, x))
-
-
-def differentiable_once(function):
-    """`function`, with an error in the place of a derivative that would be wrong."""
-
-    @tf.custom_gradient
-    def wrapped(*arguments):
-        def refuse(*_, variables=None):
-            raise NotImplementedError(
-                "This proximal map provides a first derivative only, not the second one that was "
-                "asked for."
-            )
-
-        return function(*map(tf.stop_gradient, arguments)), refuse
-
-    return wrapped
 
 
 def scalar(value: float | tf.Tensor, like: tf.Tensor) -> tf.Tensor:

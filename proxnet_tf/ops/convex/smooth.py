@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.convex.sets import differentiable_once, scalar
+from proxnet_tf.ops.convex.sets import scalar
 from proxnet_tf.ops.linear.cg import conjugate_gradient
+from proxnet_tf.ops.linear.once import differentiable_once
 
 Regularizer = Callable[[tf.Tensor], tf.Tensor]
 Projection = Callable[[tf.Tensor], tf.Tensor]

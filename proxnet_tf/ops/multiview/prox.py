@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.once import differentiable_once
 from proxnet_tf.ops.multiview import correlation as spectral
 from proxnet_tf.ops.multiview import newton as gram_prox
 from proxnet_tf.ops.multiview import problem as gram_problem
@@ -182,27 +183,11 @@ def correlation_loss(
         answer = _kept(valid, _affine(x, slope, -_row(moments.mean, slope)), tf.zeros_like(x))
 
         def backward(y):
-            return _first_order_only("correlation loss", lambda y, _: y * answer, y, x)
+            return differentiable_once(lambda y, _: y * answer, "correlation loss")(y, x)
 
         return tf.cast(value, x.dtype), backward
 
     return loss(x)
-
-
-def _first_order_only(what, compute, *inputs):
-    """compute(*inputs), whose own gradient is an error."""
-
-    @tf.custom_gradient
-    def first(*inputs):
-        def second(*_):
-            raise NotImplementedError(
-                f"The {what} provides first derivatives only. Received a request for the "
-                "gradient of its gradient; do not put it under nested gradient tapes."
-            )
-
-        return compute(*(tf.stop_gradient(x) for x in inputs)), second
-
-    return first(*inputs)
 
 
 def multiview_prox(
@@ -331,7 +316,7 @@ def multiview_prox(
                     return central_difference(y, x)
                 return implicit(y, x, step, moments, reduction, found)
 
-            return _first_order_only("multiview proximal map", answer, y, x)
+            return differentiable_once(answer, "multiview proximal map")(y, x)
 
         return tuple(result), backward
 

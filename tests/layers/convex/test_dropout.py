@@ -137,7 +137,7 @@ def test_second_derivative_is_refused():
             inner.watch(x)
             c = tf.reduce_sum(prox_dropout(x, 1.0) ** 2)
         dx = inner.gradient(c, x)
-    with pytest.raises(NotImplementedError, match="first derivative only"):
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
         outer.gradient(dx, x)
 
 

@@ -434,7 +434,7 @@ def test_second_derivative_that_would_be_wrong_is_refused(name):
             inner.watch(x)
             z = tf.reduce_sum(case.operator.prox(x, 1.0) ** 2)
         dx = inner.gradient(z, x)
-    with pytest.raises(NotImplementedError, match="first derivative only"):
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
         outer.gradient(dx, x)
 
 

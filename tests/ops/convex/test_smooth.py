@@ -116,5 +116,5 @@ def test_second_derivative_is_refused():
             z = smooth_prox(lambda z: tf.reduce_sum(z**4, axis=-1), x, 1.0).point
             loss = tf.reduce_sum(z**2)
         dx = inner.gradient(loss, x)
-    with pytest.raises(NotImplementedError, match="first derivative only"):
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
         outer.gradient(dx, x)

@@ -1,0 +1,197 @@
+"""How a layer shows whether its proximal maps, and their gradients, were solved."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from proxnet_tf.ops.linear.report import Observer, Report
+
+
+def check_monitor(value: Any) -> bool | str:
+    """Returns a `monitor` (True, False or a prefix), or raises a `ValueError`.
+
+    Args:
+        value: what came.
+    """
+    if isinstance(value, bool) or (isinstance(value, str) and value):
+        return value
+    raise ValueError(
+        "`monitor` must be True, False or a string that metric names start with, such as "
+        f"'left'. Received: monitor={value!r}"
+    )
+
+
+class Worst(keras.metrics.Metric):
+    """The largest value since the last reset; NaN once a value was NaN.
+
+    Args:
+        name: name of the metric.
+
+    Under a `tf.distribute` strategy every replica keeps its own largest value.
+    """
+
+    def __init__(self, name: str = "worst", **kwargs: Any):
+        super().__init__(name=name, **kwargs)
+        # Over replicas Keras adds the states up: a slot for each makes the sum a concatenation.
+        self.slots = tf.distribute.get_strategy().num_replicas_in_sync
+        self.worst = self.add_variable(shape=(self.slots,), initializer="zeros", name="worst")
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        """Takes the largest of `values`, a tensor of numbers >= 0, into account."""
+        self.worst.assign(_worst_of(tf.convert_to_tensor(self.worst), values))
+
+    def result(self) -> tf.Tensor:
+        """The largest value, a scalar."""
+        return keras.ops.max(self.worst)
+
+
+class Monitor:
+    """What a layer tells about its solves, forward and backward.
+
+    With `monitor=True` the layer has the metrics
+
+    | name | over the epoch |
+    | --- | --- |
+    | `residual` | the worst relative residual of the map |
+    | `unsolved` | the share of problems that did not reach the tolerance |
+    | `iterations` | the mean number of iterations |
+    | `backward_residual` | the worst relative residual of the gradient's linear systems |
+    | `backward_unsolved` | the share of them that did not reach the tolerance |
+
+    and those in `extra`, means over the epoch's batches. With a string as `monitor` the names start
+    with it, `left_residual` for "left", so that several monitored layers fit into one model.
+    Without monitoring the layer warns once when it meets an unsolved problem in eager mode.
+
+    Args:
+        layer: the layer; its metrics become the layer's.
+        monitor: True, False or a prefix.
+        extra: names of further metrics.
+    """
+
+    def __init__(self, layer: keras.layers.Layer, monitor: bool | str, extra: Sequence[str] = ()):
+        self._owner = layer.name
+        self._warned = False
+        self._last: dict[str, float] = {}
+        self.metrics: dict[str, keras.metrics.Metric] = {}
+        if monitor is False:
+            return
+        prefix = f"{monitor}_" if isinstance(monitor, str) else ""
+        kinds: dict[str, Any] = {
+            "residual": Worst,
+            "unsolved": keras.metrics.Mean,
+            "iterations": keras.metrics.Mean,
+            "backward_residual": Worst,
+            "backward_unsolved": keras.metrics.Mean,
+            **dict.fromkeys(extra, keras.metrics.Mean),
+        }
+        self.metrics = {name: kind(name=prefix + name) for name, kind in kinds.items()}
+        # Keras tracks metrics that are attributes of a layer.
+        layer._monitored = dict(self.metrics)
+
+    def __bool__(self) -> bool:
+        return bool(self.metrics)
+
+    def forward(self, report: Report) -> None:
+        """Takes the report of a map in."""
+        self._look("", report)
+        self._update("residual", report.residual)
+        self._update("unsolved", tf.cast(~report.converged, tf.float32))
+        self._update("iterations", tf.cast(report.iterations, tf.float32))
+
+    def backward(self, training: bool = True) -> Observer:
+        """What takes the report of the linear systems of a gradient in: see `observed`.
+
+        To be called in the forward pass. A gradient inside a loop can only reach the variables
+        whose handles the forward loop has captured, by raw operations on those handles. An
+        exported model cannot hold such handles: metrics see the gradient in training only.
+
+        Args:
+            training: of the layer's call.
+        """
+        names = ("backward_residual", "backward_unsolved")
+        worst, share = (self.metrics.get(name) for name in names)
+        # While Keras builds a model under a strategy's scope there is no replica to count for.
+        known = worst is not None and share is not None
+        if not known or not training or tf.distribute.in_cross_replica_context():
+            return self._look_backward
+        slots = worst.slots
+        handles = [_captured(v) for v in (worst.worst, share.total, share.count)]
+
+        def observe(report: Report) -> list[Any]:
+            self._look_backward(report)
+            old = tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=tf.float32)
+            new = _worst_of(tf.reshape(old, [slots]), report.residual)
+            unsolved = tf.cast(~report.converged, tf.float32)
+            total, count = tf.reduce_sum(unsolved), tf.cast(tf.size(unsolved), tf.float32)
+            return [
+                tf.raw_ops.AssignVariableOp(resource=handles[0], value=new),
+                tf.raw_ops.AssignAddVariableOp(resource=handles[1], value=total),
+                tf.raw_ops.AssignAddVariableOp(resource=handles[2], value=count),
+            ]
+
+        return observe
+
+    def _look_backward(self, report: Report) -> list[Any]:
+        self._look("backward_", report)
+        return []
+
+    def watch(self, name: str, value: tf.Tensor) -> None:
+        """Takes a value of one of the metrics in `extra` in."""
+        self._update(name, value)
+
+    @property
+    def status(self) -> dict[str, float]:
+        """Values of the metrics since their last reset; without them, of the last eager call."""
+        if not self.metrics:
+            return dict(self._last)
+        return {name: float(metric.result()) for name, metric in self.metrics.items()}
+
+    def _look(self, prefix: str, report: Report) -> None:
+        # In a graph, or while Keras builds a model, there is no number to look at.
+        if not tf.executing_eagerly() or not hasattr(report.residual, "numpy"):
+            return
+        if tf.size(report.residual) == 0:
+            return
+        share = float(tf.reduce_mean(tf.cast(~report.converged, tf.float32)))
+        worst = float(tf.reduce_max(report.residual))
+        self._last |= {f"{prefix}residual": worst, f"{prefix}unsolved": share}
+        if not prefix:
+            self._last["iterations"] = float(tf.reduce_max(report.iterations))
+        if share and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"The layer {self._owner!r} left {share:.0%} of its "
+                f"{'gradient' if prefix else 'proximal'} problems unsolved: relative residual "
+                f"{worst:.2g} after {int(tf.reduce_max(report.iterations))} iterations. Raise its "
+                "bound on the iterations, its tolerance or lam, check that R is convex and bounded "
+                "from below, and watch `monitor=True`. (Said once a layer.)",
+                stacklevel=3,
+            )
+
+    def _update(self, name: str, value: tf.Tensor) -> None:
+        if name in self.metrics:
+            self.metrics[name].update_state(tf.stop_gradient(value))
+
+
+def _worst_of(slots: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """`slots`, one a replica, with this replica's raised to the largest of `values`."""
+    values = tf.reshape(tf.cast(values, slots.dtype), [-1])
+    nan = tf.reduce_any(tf.math.is_nan(values))
+    most = tf.reduce_max(tf.concat([tf.zeros_like(slots[:1]), values], 0))
+    most = tf.where(nan, tf.cast(float("nan"), most.dtype), most)
+    replica = tf.distribute.get_replica_context()
+    index = replica.replica_id_in_sync_group if replica and slots.shape[0] > 1 else 0
+    mine = tf.range(slots.shape[0]) == index
+    return tf.where(mine & ((most > slots) | nan), most, slots)
+
+
+def _captured(variable: keras.Variable) -> tf.Tensor:
+    """The handle of a variable, inside the graph that is being built."""
+    value = variable.value
+    value.read_value()  # tells an export that the graph holds the variable
+    if tf.executing_eagerly():
+        return value.handle
+    return tf.compat.v1.get_default_graph().capture(value.handle)

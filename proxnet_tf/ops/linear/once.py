@@ -1,0 +1,29 @@
+"""Gradients that may be taken once: a second derivative raises instead of being wrong."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+def differentiable_once(
+    function: Callable[..., Any], what: str = "proximal map"
+) -> Callable[..., Any]:
+    """`function` off the tape, with an error in the place of its derivative.
+
+    Args:
+        function: from tensors to tensors, the gradient function of a custom gradient.
+        what: what the gradient belongs to, for the message.
+    """
+
+    @tf.custom_gradient
+    def wrapped(*arguments: tf.Tensor) -> Any:
+        def refuse(*_: tf.Tensor, variables: Any = None) -> Any:
+            raise NotImplementedError(
+                f"The {what} provides first derivatives only. Received a request for the "
+                "gradient of its gradient; do not put it under nested gradient tapes."
+            )
+
+        return function(*map(tf.stop_gradient, arguments)), refuse
+
+    return wrapped

@@ -6,19 +6,22 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import (
+    HasLam,
     add_lam,
     at_least_float32,
     check_choice,
     check_device,
     check_integer,
     check_number,
+    lam_of,
+    nan_without,
 )
 from proxnet_tf.layers.multiview import border as views
 from proxnet_tf.ops.multiview.correlation import Correlation
 from proxnet_tf.ops.multiview.prox import correlations, gram_of, multiview_prox
 
 
-class _MultiviewProx(keras.layers.Layer):
+class _MultiviewProx(HasLam, keras.layers.Layer):
     """What the multiview proximal layers share: everything but the objective."""
 
     _objective: str
@@ -137,9 +140,10 @@ class _MultiviewProx(keras.layers.Layer):
         return sizes
 
     def _solve(self, rows, valid, training):
+        lam = lam_of(self, tf.float64)
         found = multiview_prox(
             rows,
-            self.lam,
+            lam,
             self._correlation,
             valid=valid,
             solver=self.solver,
@@ -151,8 +155,8 @@ class _MultiviewProx(keras.layers.Layer):
             solver_device=self.solver_device,
         )
         if training and self.inference == "moving":
-            mean = tf.cast(found.mean, self.moving_mean.dtype)
-            step = tf.cast(found.map, self.moving_map.dtype)
+            mean = nan_without(lam, tf.cast(found.mean, self.moving_mean.dtype))
+            step = nan_without(lam, tf.cast(found.map, self.moving_map.dtype))
             batch_map = step + tf.eye(self._correlation.width, dtype=step.dtype)
             some = True if valid is None else tf.reduce_any(valid)
             for weight, value in ((self.moving_mean, mean), (self.moving_map, batch_map)):
@@ -167,7 +171,7 @@ class _MultiviewProx(keras.layers.Layer):
         ):
             if self._monitors:
                 self._monitors[name].update_state(tf.stop_gradient(tf.cast(value, "float32")))
-        return found.output
+        return nan_without(lam, found.output)
 
     def _all_reduce(self, *sums):
         replica = tf.distribute.get_replica_context()  # None while a model is built under a scope

@@ -1,3 +1,5 @@
+import correlation_gradient
+import digits
 import multiview_digits
 import noisy_view
 import numpy as np
@@ -7,7 +9,7 @@ from tests.helpers.markdown import table_rows
 
 
 def test_parts_are_disjoint_stratified_and_scaled_by_the_training_part():
-    data = multiview_digits.split_data(["mor", "fac"], seed=3)
+    data = digits.split_data(["mor", "fac"], seed=3)
     sizes = {"train": 120, "valid": 30, "test": 50}
     for name, (views, labels, weights) in data.items():
         assert [x.shape for x in views] == [(10 * sizes[name], 6), (10 * sizes[name], 216)]
@@ -21,7 +23,7 @@ def test_parts_are_disjoint_stratified_and_scaled_by_the_training_part():
 
 
 def test_the_test_part_does_not_depend_on_the_seed():
-    first, second = (multiview_digits.split_data(["pix"], seed) for seed in (0, 1))
+    first, second = (digits.split_data(["pix"], seed) for seed in (0, 1))
     scale = [data["test"][0][0] for data in (first, second)]
     correlation = np.corrcoef(scale[0].ravel(), scale[1].ravel())[0, 1]
     assert correlation > 0.99  # the same digits, scaled by other training parts
@@ -29,7 +31,7 @@ def test_the_test_part_does_not_depend_on_the_seed():
 
 
 def test_few_labels_weight_the_labelled_rows_only():
-    _, labels, weights = multiview_digits.split_data(["mor"], 0, labels_per_class=5)["train"]
+    _, labels, weights = digits.split_data(["mor"], 0, labels_per_class=5)["train"]
     np.testing.assert_array_equal(np.bincount(labels[weights > 0]), [5] * 10)
     np.testing.assert_allclose(np.unique(weights), [0.0, 24.0])
 
@@ -39,7 +41,11 @@ def test_the_example_runs_and_reloads_what_it_saved(tmp_path, capsys):
     results = multiview_digits.main([*arguments, "--output", str(tmp_path)])
     for name in ("multiview_digits.png", "model.keras", "saved_model"):
         assert (tmp_path / name).exists()
-    assert "in a new process: logits differ by" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "in a new process: logits differ by" in printed
+    progress = [line for line in printed.splitlines() if "epoch" in line]
+    assert [line.split(",")[0] for line in progress] == ["Vanilla", "ProxNet"]
+    assert all(" seed 0: epoch 12/12, loss " in line for line in progress)
     (vanilla,), (prox,) = results["vanilla"], results["prox"]
     assert vanilla["after"] == vanilla["before"]
     assert sum(prox["after"]) > 1.2 * sum(prox["before"])
@@ -52,7 +58,7 @@ def test_all_methods_tuned_with_few_labels(tmp_path, capsys):
     arguments = "--methods all --epochs 3 --seeds 0 1 --tune 2 --tuning-seeds 9"
     arguments += f" --labels-per-class 20 --output {tmp_path}"
     results = multiview_digits.main(arguments.split())
-    assert list(results) == list(multiview_digits.NAMES)
+    assert list(results) == list(digits.NAMES)
     assert all(one["error"] < 80.0 for runs in results.values() for one in runs)
     printed = capsys.readouterr().out
     assert "ProxNet, trial 1" in printed
@@ -85,9 +91,20 @@ def test_noisy_view_runs(tmp_path, capsys):
         assert row == ["Vanilla", mode, *(f"{error:.2f} +- 0.00" for error in errors)]
 
 
+def test_narrow_views_have_a_linear_baseline():
+    options = multiview_digits.parse(["--views", "mor", "fac", "--seeds", "0"])
+    (total,) = multiview_digits.linear_correlation(options)
+    assert 2.0 < total <= 6.0
+
+
+def test_a_view_shorter_than_a_batch_is_refused(tmp_path):
+    with pytest.raises(SystemExit):
+        correlation_gradient.main(["--batch-size", "1201", "--output", str(tmp_path)])
+
+
 def test_bad_options_are_refused(tmp_path):
     with pytest.raises(ValueError, match="Received: views="):
         multiview_digits.main(["--views", "fou", "gabor", "--output", str(tmp_path)])
-    for arguments in (["--views", "fou"], ["--labels-per-class", "0"]):
+    for arguments in (["--views", "fou"], ["--labels-per-class", "0"], ["--epochs", "0"]):
         with pytest.raises(SystemExit):
             multiview_digits.parse(arguments)

@@ -1,6 +1,6 @@
 """Whether a training loss asks the encoders for correlation: with and without the proximal layer.
 
-    python examples/correlation_gradient.py
+    python examples/paper/correlation_gradient.py
 
 A network for two views of digits is trained without the layer for `--epochs`. On mini-batches of
 its codes F it then compares the direction in which a gradient step moves F with the direction
@@ -14,12 +14,21 @@ import argparse
 import keras
 import numpy as np
 import tensorflow as tf
-from multiview_digits import Settings, add_data_arguments, fit, make_model, split_data, summary
-from writing import markdown, write
+from digits import (
+    Settings,
+    add_data_arguments,
+    check_data_arguments,
+    fit,
+    make_model,
+    split_data,
+    summary,
+)
+from report import markdown, write
 
 from proxnet_tf import ProxCCA, cca_loss
 
 LAMS = (0.1, 1.0, 10.0)
+ROWS = 1200
 
 
 def risk(model, features, labels, weights):
@@ -58,8 +67,9 @@ def main(arguments=None):
     add_data_arguments(parser)
     parser.set_defaults(epochs=3, labels_per_class=10)
     parser.add_argument("--rrm-weight", type=float, default=0.1)
-    options = parser.parse_args(arguments)
-    options.output.mkdir(parents=True, exist_ok=True)
+    options = check_data_arguments(parser, parser.parse_args(arguments))
+    if options.batch_size > ROWS:
+        parser.error(f"--batch-size must be at most {ROWS}, the rows of the training part")
     settings = Settings(normalize=1)
     layers = {lam: ProxCCA(lam=lam) for lam in LAMS}
     found = {}

@@ -94,9 +94,9 @@ def small(monkeypatch, name, **changes):
 
 def test_a_uea_pair_from_files_to_table(monkeypatch, tmp_path):
     rng = np.random.default_rng(0)
-    for part in ("TRAIN", "TEST"):
+    for part, count in (("TRAIN", 48), ("TEST", 20)):  # fewer than t-SNE's usual perplexity
         lines = ["@classLabel true rise fall", "@data"]
-        for k in range(48):
+        for k in range(count):
             length = rng.integers(4, 7)
             ramp = np.linspace(-1, 1, length) * (1 if k % 2 else -1)
             rows = ramp + rng.normal(scale=0.2, size=(2, length))
@@ -120,7 +120,7 @@ def test_a_uea_pair_from_files_to_table(monkeypatch, tmp_path):
     assert table["ProxLSTM - AdvLSTM, clean"][0].startswith(
         f"{np.mean(clean[2]) - np.mean(clean[1]):+.2f} ±"
     )
-    assert (tmp_path / "uea_tsne.png").exists()
+    assert (tmp_path / "uea_tsne.png").read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.slow
@@ -148,5 +148,8 @@ def test_reviews(monkeypatch, tmp_path):
 def test_other_data_sets_need_a_path(tmp_path):
     with pytest.raises(SystemExit):
         example.main(["--dataset", "har", "--output", str(tmp_path)])
+    for option in ("--seeds", "--epochs", "--fine-tune", "--examples"):
+        with pytest.raises(SystemExit):
+            example.main([option, "0", "--output", str(tmp_path)])
     with pytest.raises(ValueError, match=r"no such file.*dataset/240"):
         example.main(["--dataset", "har", "--data", str(tmp_path / "x"), "--output", str(tmp_path)])

@@ -1,8 +1,8 @@
 """Photos and sketches of the same object: the image experiment of the paper.
 
-    python examples/sketchy.py                                     # the stand-in: glyphs
-    python examples/sketchy.py --data 256x256 --epochs 300         # Sketchy's folders
-    python examples/sketchy.py --data sketchy.pkl --allow-pickle --epochs 300
+    python examples/paper/sketchy.py                                     # the stand-in: glyphs
+    python examples/paper/sketchy.py --data 256x256 --epochs 300         # Sketchy's folders
+    python examples/paper/sketchy.py --data sketchy.pkl --allow-pickle --epochs 300
 
 An encoder per view (ResNet-18; a small convolutional one for the stand-in), code of d = 20, a
 classifier of three sigmoid layers of 512 per view, averaged logits. ProxNet has `ProxCCA` in
@@ -20,22 +20,22 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import tensorflow as tf
-from glyphs import glyph_pairs
-from keras import layers
-from writing import learning_curves, markdown, write
-
-from proxnet_tf import (
-    DCCA,
-    DCCAE,
-    CanonicalCorrelation,
-    LambdaSchedule,
-    MultiviewClassifier,
-    linear_lambda,
+from glyphs import CHARACTERS
+from images import (
+    BATCH,
+    load,
+    make_decoder,
+    make_encoder,
+    make_predictor,
+    test_batches,
+    training_batches,
 )
-from proxnet_tf.datasets import load_sketchy, load_sketchy_pickle, split_pairs
+from methods import NAMES, TWO_STAGES, assemble, lam_callbacks
+from report import learning_curves, markdown, positive, write
 
-NAMES = {"vanilla": "Vanilla", "dcca": "DCCA", "dccae": "DCCAE", "rrm": "RRM", "prox": "ProxNet"}
+from proxnet_tf import CanonicalCorrelation
+
+GLYPHS = len(CHARACTERS)
 PAPER = {  # test error, %
     "Vanilla": {20: "18.7 ± 1.1", 50: "24.8 ± 0.9", 100: "30.9 ± 0.5", 125: "31.8 ± 0.5"},
     "DCCA": {20: "16.9 ± 0.5", 50: "22.2 ± 0.4", 100: "28.7 ± 0.4", 125: "29.8 ± 0.4"},
@@ -45,114 +45,22 @@ PAPER = {  # test error, %
 }
 # Ridge on the covariances, the better of 1e-4 and 0.1 on held-out pairs of 20 classes of glyphs.
 EPSILON = {"vanilla": 0.0, "dcca": 0.1, "dccae": 0.1, "rrm": 0.1, "prox": 1e-4}
-BATCH = 100
-COMPONENTS = 20
-
-
-def conv(x, filters, strides=1, size=3):
-    x = layers.Conv2D(filters, size, strides=strides, padding="same", use_bias=False)(x)
-    return layers.BatchNormalization(momentum=0.9)(x)
-
-
-def resnet18(inputs):
-    """ResNet-18 without its top (He et al. 2016): features (batch, 512)."""
-    x = layers.ReLU()(conv(inputs, 64, 2, 7))
-    x = layers.MaxPooling2D(3, 2, padding="same")(x)
-    for filters in (64, 128, 256, 512):
-        for block in range(2):
-            strides = 2 if filters > 64 and block == 0 else 1
-            y = conv(layers.ReLU()(conv(x, filters, strides)), filters)
-            x = layers.ReLU()(y + (conv(x, filters, strides, 1) if strides > 1 else x))
-    return layers.GlobalAveragePooling2D()(x)
-
-
-def small(inputs):
-    """Two strided convolutions: features (batch, (size / 8)^2 * 64)."""
-    x = layers.ReLU()(conv(inputs, 32, 4, 4))
-    return layers.Flatten()(layers.ReLU()(conv(x, 64, 2)))
-
-
-def make_encoder(shape, backbone):
-    """Images to codes of zero mean and unit variance."""
-    inputs = keras.Input(shape)
-    code = layers.Dense(COMPONENTS)({"resnet18": resnet18, "small": small}[backbone](inputs))
-    norm = layers.BatchNormalization(momentum=0.9, center=False, scale=False)
-    return keras.Model(inputs, norm(code))
-
-
-def make_decoder(shape):
-    """Codes to images of `shape`, by transposed convolutions."""
-    size, filters = shape[0] // 8, 64
-    decoder = keras.Sequential([keras.Input((COMPONENTS,)), layers.Dense(size * size * filters)])
-    decoder.add(layers.Reshape((size, size, filters)))
-    for filters in (32, 16):
-        decoder.add(layers.ReLU())
-        decoder.add(layers.Conv2DTranspose(filters, 3, 2, padding="same"))
-    decoder.add(layers.ReLU())
-    decoder.add(layers.Conv2DTranspose(shape[-1], 3, 2, padding="same"))
-    return decoder
-
-
-def make_predictor(classes, units):
-    hidden = [layers.Dense(units, activation="sigmoid") for _ in range(3)]
-    return keras.Sequential([*hidden, layers.Dense(classes)])
 
 
 def make_model(method, shapes, classes, options):
     """One of the five methods; the parts are the same for all."""
     encoders = [make_encoder(shape, options.backbone) for shape in shapes]
     predictors = [make_predictor(classes, options.hidden) for _ in shapes]
-    epsilon = EPSILON[method] if options.epsilon is None else options.epsilon
-    if method == "dcca":
-        return DCCA(encoders, predictors, epsilon=epsilon)
-    if method == "dccae":
-        decoders = [make_decoder(shape) for shape in shapes]
-        more = {"reconstruction_weight": options.reconstruction_weight}
-        return DCCAE(encoders, decoders, predictors, epsilon=epsilon, **more)
-    more = {"epsilon": epsilon}
-    if method == "rrm":
-        more["correlation_weight"] = options.rrm_weight
-    if method == "prox":
-        more.update(lam=options.alpha0, monitor=True)
-    return MultiviewClassifier(encoders, predictors, method=method, **more)
-
-
-def normalize(images):
-    """Pixels 0..255 to -1..1."""
-    return tf.cast(images, tf.float32) / 127.5 - 1.0
-
-
-def augment(images, flip):
-    """A random part of each image, 85 to 100 % of its sides, perhaps mirrored, as large again."""
-    count, height, width = (images.shape[k] or tf.shape(images)[k] for k in range(3))
-    side = tf.random.uniform([count, 1], 0.85, 1.0)
-    corner = tf.random.uniform([count, 2]) * (1.0 - side)
-    top, left = corner[:, :1], corner[:, 1:]
-    right = left + side
-    if flip:
-        mirrored = tf.random.uniform([count, 1]) < 0.5
-        left, right = tf.where(mirrored, right, left), tf.where(mirrored, left, right)
-    boxes = tf.concat([top, left, top + side, right], 1)
-    return tf.image.crop_and_resize(images, boxes, tf.range(count), [height, width])
-
-
-def training_batches(data, seed, flip):
-    """Shuffled batches of augmented images ((photos, sketches), labels)."""
-
-    def prepare(views, labels):
-        photos, sketches = (augment(normalize(images), flip) for images in views)
-        light = tf.random.uniform([tf.shape(photos)[0], 1, 1, 1], 0.8, 1.2)
-        return (tf.clip_by_value(photos * light, -1.0, 1.0), sketches), labels
-
-    batches = tf.data.Dataset.from_tensor_slices(((data.photos, data.sketches), data.labels))
-    batches = batches.shuffle(len(data.labels), seed=seed)
-    batches = batches.batch(BATCH, drop_remainder=len(data.labels) >= BATCH)
-    return batches.map(prepare, tf.data.AUTOTUNE).prefetch(2)
-
-
-def test_batches(data):
-    batches = tf.data.Dataset.from_tensor_slices(((data.photos, data.sketches), data.labels))
-    return batches.batch(BATCH).map(lambda views, y: (tuple(map(normalize, views)), y)).prefetch(1)
+    return assemble(
+        method,
+        encoders,
+        predictors,
+        lambda: [make_decoder(shape) for shape in shapes],
+        correlation_weight=options.rrm_weight,
+        reconstruction_weight=options.reconstruction_weight,
+        lam=options.alpha0,
+        epsilon=EPSILON[method] if options.epsilon is None else options.epsilon,
+    )
 
 
 class Resume(keras.callbacks.BackupAndRestore):
@@ -206,7 +114,7 @@ def train(model, method, train_data, seed, options, folder):
     def adam():
         return keras.optimizers.Adam(options.learning_rate, weight_decay=options.weight_decay)
 
-    if method in ("dcca", "dccae"):
+    if method in TWO_STAGES:
         done = folder / "pretrained.weights.h5"
         if done.exists():
             model.load_weights(done)
@@ -217,9 +125,8 @@ def train(model, method, train_data, seed, options, folder):
             model.pretrain(batches, optimizer=adam(), shuffle=False, **schedule)
             model.save_weights(folder / "partial.weights.h5")
             os.replace(folder / "partial.weights.h5", done)
-    more = callbacks(folder, "fit", shapes, options, options.epochs)
-    if method == "prox":
-        more.insert(1, LambdaSchedule(linear_lambda(options.alpha0, options.growth)))
+    more = lam_callbacks(method, options.alpha0, options.growth)
+    more += callbacks(folder, "fit", shapes, options, options.epochs)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(adam(), loss, metrics=["accuracy"], jit_compile=False)
     schedule = {"epochs": options.epochs, "callbacks": more, "verbose": options.verbose}
@@ -255,23 +162,6 @@ def measure(model, method, data, seed):
         measured["error_with_layer"] = error(moved, labels[order])
         measured["correlation_with_layer"] = correlation(moved)
     return measured
-
-
-def load(classes, seed, options):
-    """Training and test part: 80 and 20 pairs of each of `classes` classes, drawn by `seed`."""
-    if options.data is None:
-        pairs = glyph_pairs(classes, options.pairs, seed)
-    elif options.data.is_dir():
-        count = options.pairs
-        pairs = load_sketchy(
-            options.data, classes, pairs_per_class=count, size=options.size, seed=seed
-        )
-    else:
-        return load_sketchy_pickle(options.data, classes, allow_pickle=options.allow_pickle)
-    train_data, test_data = split_pairs(pairs, seed=seed)
-    if options.holdout:
-        return split_pairs(train_data, seed=seed)
-    return train_data, test_data
 
 
 def with_schedule(options, classes, count):
@@ -401,23 +291,29 @@ def parse(arguments=None):
     )
     parser.add_argument("--data", type=Path, help="folder or pickle (none: glyphs)")
     parser.add_argument("--allow-pickle", action="store_true", help="only of a file you trust")
-    parser.add_argument("--size", type=int, default=128, help="of Sketchy's images, pixels")
-    parser.add_argument("--pairs", type=int, default=100, help="a class, 80 %% of them to train")
-    parser.add_argument("--classes", nargs="+", type=int, default=[20, 50, 100])
+    parser.add_argument("--size", type=positive, default=128, help="of Sketchy's images, pixels")
+    parser.add_argument(
+        "--pairs", type=positive, default=100, help="a class, 80 %% of them to train"
+    )
+    parser.add_argument("--classes", nargs="+", type=positive, default=[20, 50, 100])
     parser.add_argument("--methods", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--backbone", choices=["resnet18", "small"], help="(small for glyphs)")
-    parser.add_argument("--hidden", type=int, default=512, help="units of the classifier's layers")
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument(
+        "--hidden", type=positive, default=512, help="units of the classifier's layers"
+    )
+    parser.add_argument("--epochs", type=positive, default=30)
     parser.add_argument(
         "--steps",
         nargs="+",
-        type=int,
+        type=positive,
         help="batches instead of epochs: one number, or one for each of --classes",
     )
-    parser.add_argument("--pretrain-epochs", type=int, help="of DCCA and DCCAE (as --epochs)")
+    parser.add_argument("--pretrain-epochs", type=positive, help="of DCCA and DCCAE (as --epochs)")
     parser.add_argument("--epsilon", type=float, help="ridge on the covariances (the method's)")
-    parser.add_argument("--decay-epoch", type=int, help="learning rate / 10 (2/3 of the epochs)")
+    parser.add_argument(
+        "--decay-epoch", type=positive, help="learning rate / 10 (2/3 of the epochs)"
+    )
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--weight-decay", type=float, default=1e-4)
     parser.add_argument("--alpha0", type=float, default=0.1, help="lam at epoch 0")
@@ -437,14 +333,18 @@ def parse(arguments=None):
         parser.error("--steps takes one number, or one for each of --classes")
     if options.steps and len(options.steps) == 1:
         options.steps *= len(options.classes)
-    if min(options.epochs, options.size // 8, options.pairs // 2, *options.classes) < 1:
-        parser.error("--epochs, --size, --pairs and --classes must be positive")
+    if options.size < 8 or options.pairs < 5:
+        parser.error("--size must be at least 8 and --pairs at least 5")
+    if options.data is None and not 2 <= min(options.classes) <= max(options.classes) <= GLYPHS:
+        parser.error(f"--classes must be in 2..{GLYPHS}, the glyphs there are")
     return options
 
 
 def main(arguments=None):
     options = parse(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
+    if options.data is not None:
+        load(max(options.classes), options.seeds[0], options)  # what is missing shows now
     results = {classes: {} for classes in options.classes}
     for seed in options.seeds:
         for classes in options.classes:

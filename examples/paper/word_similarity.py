@@ -1,7 +1,7 @@
 """Word similarity from two languages: the paper's crosslingual word embedding.
 
-    python examples/word_similarity.py --data crosslingual.npz --similarity wordsim
-    python examples/word_similarity.py --vectors cc.en.300.vec.gz cc.de.300.vec.gz \\
+    python examples/paper/word_similarity.py --data crosslingual.npz --similarity wordsim
+    python examples/paper/word_similarity.py --vectors cc.en.300.vec.gz cc.de.300.vec.gz \\
         --pairs en-de.train.txt --dictionary en-de.test.txt --similarity wordsim
 
 Every method learns codes of English and German words from translation pairs; linear CCA, fitted on
@@ -23,16 +23,15 @@ from pathlib import Path
 import keras
 import numpy as np
 from keras.layers import Concatenate, Dense
+from methods import lam_callbacks
+from report import learning_curves, markdown, mean_and_spread, positive, write
 from scipy.stats import spearmanr
-from writing import learning_curves, markdown, mean_and_spread, write
 
 from proxnet_tf import (
     CCALoss,
     CCARegularizer,
-    LambdaSchedule,
     LinearCCA,
     ProxCCA,
-    linear_lambda,
 )
 from proxnet_tf.datasets import (
     build_crosslingual,
@@ -188,9 +187,8 @@ def train(method, views, settings, epochs, batch_size, seed):
     def rate(epoch, _):  # a tenth after one third of the epochs, and after two
         return settings.learning_rate * 0.1 ** (3 * epoch // epochs)
 
-    callbacks = [keras.callbacks.LearningRateScheduler(rate), keras.callbacks.TerminateOnNaN()]
-    if method == "prox":
-        callbacks.append(LambdaSchedule(linear_lambda(settings.strength, settings.growth)))
+    callbacks = lam_callbacks(method, settings.strength, settings.growth)
+    callbacks += [keras.callbacks.LearningRateScheduler(rate), keras.callbacks.TerminateOnNaN()]
     history = model.fit(
         views, target, batch_size=batch_size, epochs=epochs, callbacks=callbacks, verbose=0
     ).history
@@ -334,22 +332,22 @@ def parse(arguments=None):
     parser.add_argument("--similarity", type=Path, required=True, help="folder of the tables")
     parser.add_argument("--methods", nargs="+", choices=list(PAPER), default=list(PAPER))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--trials", type=int, default=3, help="settings tried per network")
-    parser.add_argument("--tuning-epochs", type=int, default=4)
-    parser.add_argument("--epochs", type=int, default=9)
-    parser.add_argument("--batch-size", type=int, default=400)
-    parser.add_argument("--codes", nargs="+", type=int, default=[30, 60], help="paper: to 270")
-    parser.add_argument("--widths", nargs="+", type=int, default=[256, 512], help="paper: to 2048")
-    parser.add_argument("--depths", nargs="+", type=int, default=[1, 2], help="paper: to 4")
-    parser.add_argument("--shares", nargs="+", type=int, default=[30, 60, 90, 150, 210, 270],
+    parser.add_argument("--trials", type=positive, default=3, help="settings tried per network")
+    parser.add_argument("--tuning-epochs", type=positive, default=4)
+    parser.add_argument("--epochs", type=positive, default=9)
+    parser.add_argument("--batch-size", type=positive, default=400)
+    parser.add_argument("--codes", nargs="+", type=positive, default=[30, 60], help="paper: to 270")
+    parser.add_argument(
+        "--widths", nargs="+", type=positive, default=[256, 512], help="paper: to 2048"
+    )
+    parser.add_argument("--depths", nargs="+", type=positive, default=[1, 2], help="paper: to 4")
+    parser.add_argument("--shares", nargs="+", type=positive, default=[30, 60, 90, 150, 210, 270],
                         help="components of the last projection to try")  # fmt: skip
-    parser.add_argument("--max-pairs", type=int, help="train on the first pairs only")
+    parser.add_argument("--max-pairs", type=positive, help="train on the first pairs only")
     parser.add_argument("--output", type=Path, default=Path("outputs"))
     options = parser.parse_args(arguments)
     if not options.data and not (options.vectors and options.pairs and options.dictionary):
         parser.error("give --data, or --vectors, --pairs and --dictionary")
-    if options.trials < 1:
-        parser.error("--trials must be at least 1")
     return options
 
 

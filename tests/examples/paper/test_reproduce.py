@@ -80,7 +80,7 @@ def test_tables_and_figures_come_into_one_report(scripts, capsys):
     assert text.index("## First") < text.index("| error | 100 |") < text.index("## Second")
     assert "| error | 90 |" in text and "![curve](second/curve.png)" in text
     command = shlex.split(text.split("`")[1])
-    assert command[:6] == ["python", "examples/script.py", "--epochs", "100", "--data",
+    assert command[:6] == ["python", "examples/paper/script.py", "--epochs", "100", "--data",
                            str(scripts / "data" / "a b" / "two.txt")]  # fmt: skip
     assert "TensorFlow" in text or "tensorflow" in text
     assert (folder / "first" / "log.txt").read_text() == "100 epochs\n"
@@ -108,6 +108,11 @@ def test_one_that_fails_does_not_stop_the_others_and_is_run_again(scripts, capsy
     assert run(scripts, "--run", "second", "--again") == 0
     assert (folder / "second" / "runs").read_text() == "."  # in a new folder
     assert "| error | 2 |" in (folder / "report.md").read_text()
+
+
+def test_a_package_of_another_name_costs_nothing(monkeypatch):
+    monkeypatch.setattr(reproduce, "PACKAGES", ("numpy", "tensorflow-of-another-name"))
+    assert list(reproduce.versions()) == ["Python", "numpy"]
 
 
 class Parsed(Exception):

@@ -1,8 +1,8 @@
 """A KerasTuner search over ProxNet on two views of handwritten digits.
 
-    python examples/tune_multiview.py                    # 24 trials, about 4 minutes on 2 cores
-    python examples/tune_multiview.py --trials 60        # continues the search above
-    python examples/tune_multiview.py --workers 2        # the same in a chief and two workers
+    python examples/paper/tune_multiview.py                  # 24 trials, about 4 minutes on 2 cores
+    python examples/paper/tune_multiview.py --trials 60      # continues the search above
+    python examples/paper/tune_multiview.py --workers 2      # the same in a chief and two workers
 
 Tunes lam (schedule or constant), the width of the codes, the networks, the optimizer and the batch
 size by validation accuracy. Prints a line a trial and a table of the best, and writes to --output
@@ -16,9 +16,9 @@ on, and the same command started again runs what is missing. On several machines
 system start each process yourself, the chief on the machine at KERASTUNER_ORACLE_IP:
 
     export KERASTUNER_ORACLE_IP=127.0.0.1 KERASTUNER_ORACLE_PORT=8000
-    KERASTUNER_TUNER_ID=chief  python examples/tune_multiview.py &
-    KERASTUNER_TUNER_ID=tuner0 python examples/tune_multiview.py &
-    KERASTUNER_TUNER_ID=tuner1 python examples/tune_multiview.py
+    KERASTUNER_TUNER_ID=chief  python examples/paper/tune_multiview.py &
+    KERASTUNER_TUNER_ID=tuner0 python examples/paper/tune_multiview.py &
+    KERASTUNER_TUNER_ID=tuner1 python examples/paper/tune_multiview.py
 
 The chief then waits for a worker that died: start it again with the same KERASTUNER_TUNER_ID and it
 gets its trial again, or stop the chief and start everything again.
@@ -36,10 +36,9 @@ from pathlib import Path
 
 import keras
 import keras_tuner
-import matplotlib
 import numpy as np
-from multiview_digits import error_of, split_data
-from writing import markdown, save_figure, write
+from digits import error_of, split_data
+from report import figure, markdown, positive, write
 
 from proxnet_tf.tuning import MultiviewHyperModel
 
@@ -143,21 +142,19 @@ def table(trials):
 
 def plot(trials, path):
     """Validation error against lam in the best epoch of every trial."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    for kind, marker in (("linear", "o"), ("fixed", "s")):
-        chosen = [t for t in trials if t.hyperparameters["lam_schedule"] == kind]
-        label = {"linear": "(1 + k t) alpha0", "fixed": "constant"}[kind]
-        points = [(final_lam(t), error(t)) for t in chosen]
-        axes.plot(*np.array(points).reshape(-1, 2).T, marker, alpha=0.7, label=label)
-    axes.set(xscale="log", xlabel="lam in the best epoch", ylabel="validation error (%)")
-    axes.set_title(f"{len(trials)} trials of ProxNet")
-    axes.legend()
-    axes.grid(alpha=0.3)
-    save_figure(figure, path)
-    pyplot.close(figure)
+    def draw(_, axes):
+        for kind, marker in (("linear", "o"), ("fixed", "s")):
+            chosen = [t for t in trials if t.hyperparameters["lam_schedule"] == kind]
+            label = {"linear": "(1 + k t) alpha0", "fixed": "constant"}[kind]
+            points = [(final_lam(t), error(t)) for t in chosen]
+            axes.plot(*np.array(points).reshape(-1, 2).T, marker, alpha=0.7, label=label)
+        axes.set(xscale="log", xlabel="lam in the best epoch", ylabel="validation error (%)")
+        axes.set_title(f"{len(trials)} trials of ProxNet")
+        axes.legend()
+        axes.grid(alpha=0.3)
+
+    figure(path, draw, figsize=(6, 4), layout="constrained")
 
 
 def export(model, path):
@@ -194,19 +191,15 @@ def parse(arguments=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trials", type=int, default=24, help="of the whole search (24)")
-    parser.add_argument("--epochs", type=int, default=10, help="of a trial (10)")
+    parser.add_argument("--trials", type=positive, default=24, help="of the whole search (24)")
+    parser.add_argument("--epochs", type=positive, default=10, help="of a trial (10)")
     parser.add_argument("--views", nargs=2, default=["fou", "zer"], metavar="VIEW")
     parser.add_argument("--seed", type=int, default=1, help="of the data split and the search (1)")
-    parser.add_argument("--show", type=int, default=10, help="rows of the table (10)")
+    parser.add_argument("--show", type=positive, default=10, help="rows of the table (10)")
     parser.add_argument("--workers", type=int, default=0, help="processes besides a chief (0: one)")
     parser.add_argument("--overwrite", action="store_true", help="begin a new search")
     parser.add_argument("--output", type=Path, default=Path("outputs"))
-    options = parser.parse_args(arguments)
-    for name in ("trials", "epochs", "show"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} must be at least 1")
-    return options
+    return parser.parse_args(arguments)
 
 
 def main(arguments=None):

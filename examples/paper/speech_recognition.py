@@ -1,6 +1,6 @@
 """Phone recognition from sound and articulation: the paper's audio-visual speech experiment.
 
-    python examples/speech_recognition.py --data xrmb.mat --train-utterances 1837 \\
+    python examples/paper/speech_recognition.py --data xrmb.mat --train-utterances 1837 \\
         --frames 1000 --noises 0 0.2 0.5 0.8
 
 Each view has an encoder, two LSTM layers and a dense one to K = 20, and a predictor to 40 phones
@@ -24,13 +24,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.layers import LSTM, Dense
-from sequence_classification import WithMask
-from writing import learning_curves, markdown, mean_and_spread, write
+from methods import NAMES, TWO_STAGES, assemble, lam_callbacks
+from padded import WithMask, by_length
+from report import learning_curves, markdown, mean_and_spread, positive, write
 
-from proxnet_tf import DCCA, DCCAE, LambdaSchedule, MultiviewClassifier, linear_lambda
 from proxnet_tf.datasets import cut_utterances, load_articulatory_speech, split_utterances
 
-NAMES = {"vanilla": "Vanilla", "dcca": "DCCA", "dccae": "DCCAE", "rrm": "RRM", "prox": "ProxNet"}
 MODES = {"acoustic": 0, "logit-avg": "average"}  # what predicts
 BLANK = 40
 BUCKET = 50  # frames: a mini-batch is as long as its longest sequence, rounded up to these
@@ -151,23 +150,24 @@ def make_model(method, mode, widths, options):
 
     encoders = [encoder(width) for width in widths]
     predictors = [network(BLANK + 1) for _ in widths]
-    common = {"epsilon": options.epsilon, "predict_with": MODES[mode]}
-    if method == "dcca":
-        return DCCA(encoders, predictors, concatenate_inputs=True, **common)
-    if method == "dccae":
-        decoders = [network(width) for width in widths]
-        common["reconstruction_weight"] = options.reconstruction_weight
-        return DCCAE(encoders, decoders, predictors, concatenate_inputs=True, **common)
-    if method == "rrm":
-        common["correlation_weight"] = options.correlation_weight
-    if method == "prox":
-        common.update(lam=options.lam, inference=options.inference, monitor=True)
-    return MultiviewClassifier(encoders, predictors, method=method, **common)
+    return assemble(
+        method,
+        encoders,
+        predictors,
+        lambda: [network(width) for width in widths],
+        correlation_weight=options.correlation_weight,
+        reconstruction_weight=options.reconstruction_weight,
+        lam=options.lam,
+        inference=options.inference,
+        concatenate_inputs=True,
+        epsilon=options.epsilon,
+        predict_with=MODES[mode],
+    )
 
 
 def batches(views, y, size, seed):
     """Mini-batches in random order, cut out of the sequences sorted by length (ties at random)."""
-    order = np.lexsort((np.random.default_rng(seed).random(len(y)), y[:, 1]))
+    order = by_length(y[:, 1], seed)
     data = tf.data.Dataset.from_tensor_slices((tuple(x[order] for x in views), y[order]))
 
     def trim(views, y):
@@ -184,11 +184,10 @@ def fit(model, method, data, options):
     def adam():
         return keras.optimizers.Adam(options.learning_rate, weight_decay=5e-4, clipnorm=5.0)
 
-    if method in ("dcca", "dccae"):
+    if method in TWO_STAGES:
         model.pretrain(data, optimizer=adam(), **schedule)
-    callbacks = [keras.callbacks.TerminateOnNaN()]
-    if method == "prox":
-        callbacks.append(LambdaSchedule(linear_lambda(options.lam, options.growth)))
+    callbacks = lam_callbacks(method, options.lam, options.growth)
+    callbacks.append(keras.callbacks.TerminateOnNaN())
     model.compile(adam(), CTC(), jit_compile=False)
     history = model.fit(data, callbacks=callbacks, **schedule).history
     return {name: [round(float(v), 5) for v in values] for name, values in history.items()}
@@ -273,16 +272,18 @@ def parse(arguments=None):
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--data", type=Path, required=True, help=".mat file")
-    parser.add_argument("--train-utterances", type=int, help="the first of all (default: 80%%)")
-    parser.add_argument("--frames", type=int, default=250, help="of a sequence; paper: 1000")
+    parser.add_argument(
+        "--train-utterances", type=positive, help="the first of all (default: 80%%)"
+    )
+    parser.add_argument("--frames", type=positive, default=250, help="of a sequence; paper: 1000")
     parser.add_argument("--noises", nargs="+", type=float, default=[0.0, 0.5])
     parser.add_argument("--methods", nargs="+", choices=list(NAMES), default=list(NAMES))
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--epochs", type=int, default=40, help="of each stage")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--units", type=int, default=256, help="of the LSTM and hidden layers")
-    parser.add_argument("--code", type=int, default=20, help="K")
+    parser.add_argument("--epochs", type=positive, default=40, help="of each stage")
+    parser.add_argument("--batch-size", type=positive, default=32)
+    parser.add_argument("--units", type=positive, default=256, help="of the LSTM and hidden layers")
+    parser.add_argument("--code", type=positive, default=20, help="K")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--lam", type=float, default=0.5, help="at epoch 0")
     parser.add_argument("--growth", type=float, default=1.0, help="of lam per epoch")
@@ -300,6 +301,8 @@ def main(arguments=None):
     utterances = load_articulatory_speech(options.data)
     train = options.train_utterances or round(0.8 * len(utterances.lengths))
     parts = [cut_utterances(u, options.frames) for u in split_utterances(utterances, train)]
+    if any(options.noises) and min(len(part.lengths) for part in parts) < 2:
+        raise SystemExit("Noise is that of another sequence: each part needs two at least.")
     print(f"{len(parts[0].lengths)} training and {len(parts[1].lengths)} test sequences")
     settings = {name: str(value) for name, value in vars(options).items()}
     results = {}

@@ -4,7 +4,9 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import digits
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -37,7 +39,7 @@ def test_search_report_and_resume(tmp_path, capsys):
     assert printed.count("tuner0: trial 0 of 1: validation error") == 1
     assert printed.count("tuner0: trial 1 of 2: validation error") == 1
     assert "2 of 2 trials completed; the best 1:" in printed
-    views, labels, _ = tune_multiview.split_data(["fou", "zer"], 1)["test"]
+    views, labels, _ = digits.split_data(["fou", "zer"], 1)["test"]
     model = tf.saved_model.load(tmp_path / "tune_multiview_model")
     error = 100 * np.mean(
         np.argmax(model.serve([tf.constant(x, tf.float32) for x in views]), 1) != labels
@@ -48,7 +50,7 @@ def test_search_report_and_resume(tmp_path, capsys):
 def start(folder):
     command = [sys.executable, tune_multiview.__file__, "--trials", "5", "--epochs", "1"]
     command += ["--workers", "2", "--output", str(folder)]
-    root = os.path.dirname(os.path.dirname(tune_multiview.__file__))
+    root = str(Path(tune_multiview.__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": root, "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

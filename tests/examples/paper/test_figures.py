@@ -1,6 +1,8 @@
 """The figures of the paper that the proximal toolbox makes, with their numbers."""
 
-from examples import dropout_simulation, two_moons
+import dropout_simulation
+import two_moons
+
 from tests.helpers.markdown import table_rows
 
 PNG = b"\x89PNG"

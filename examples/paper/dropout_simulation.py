@@ -1,6 +1,6 @@
 """The dropout simulation of the paper's appendix: adaptive regularisation against a proximal map.
 
-    python examples/dropout_simulation.py --output dropout_simulation.png
+    python examples/paper/dropout_simulation.py --output dropout_simulation.png
 
 On the two moons, beta minimises the logistic loss + mu sum_j a_j(beta) beta_j^2, dropout's adaptive
 regulariser (Wager, Wang, Liang, 2013). The other model first maps every point,
@@ -16,12 +16,11 @@ import argparse
 from pathlib import Path
 
 import keras
-import matplotlib
 import numpy as np
 import tensorflow as tf
+from report import figure, markdown, positive, write
 from scipy.optimize import minimize
 from sklearn.datasets import make_moons
-from writing import markdown, save_figure, write
 
 from proxnet_tf.layers.convex.prox import Prox
 
@@ -67,40 +66,40 @@ def proximal_discriminant(points, sign, lam, c):
 
 
 def draw(panels, path):
-    """Writes the scatter plots to `path`: the whole file under another name, then renamed."""
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    """Writes the scatter plots to `path`."""
 
-    figure, axes = plt.subplots(1, len(panels), figsize=(11, 5), layout="constrained")
-    for axis, (lam, mu, c, beta, alpha, sign, correlation) in zip(axes, panels, strict=True):
-        for label, color, marker in ((1, "#0072B2", "o"), (-1, "#D55E00", "^")):
-            chosen = sign == label
-            axis.scatter(
-                beta[chosen],
-                alpha[chosen],
-                s=24,
-                c=color,
-                marker=marker,
-                alpha=0.8,
-                label=f"$y$ = {label:+d}",
+    def scatter(_, axes):
+        for axis, (lam, mu, c, beta, alpha, sign, correlation) in zip(axes, panels, strict=True):
+            for label, color, marker in ((1, "#0072B2", "o"), (-1, "#D55E00", "^")):
+                chosen = sign == label
+                axis.scatter(
+                    beta[chosen],
+                    alpha[chosen],
+                    s=24,
+                    c=color,
+                    marker=marker,
+                    alpha=0.8,
+                    label=f"$y$ = {label:+d}",
+                )
+            slope, offset = np.polyfit(beta, alpha, 1)
+            ends = np.array([beta.min(), beta.max()])
+            axis.plot(ends, slope * ends + offset, color="#222222", lw=1, label="least squares")
+            axis.set(
+                xlabel=r"dropout: $\beta_*^\top x_i$",
+                ylabel=r"proximal map: $\alpha_*^\top P_R(x_i)$",
+                title=rf"$\lambda$ = {lam:g}, $\mu$ = {mu:g}, $c$ = {c:g}"
+                f"\ncorrelation {correlation:.4f}",
             )
-        slope, offset = np.polyfit(beta, alpha, 1)
-        ends = np.array([beta.min(), beta.max()])
-        axis.plot(ends, slope * ends + offset, color="#222222", lw=1, label="least squares")
-        axis.set(
-            xlabel=r"dropout: $\beta_*^\top x_i$",
-            ylabel=r"proximal map: $\alpha_*^\top P_R(x_i)$",
-            title=rf"$\lambda$ = {lam:g}, $\mu$ = {mu:g}, $c$ = {c:g}"
-            f"\ncorrelation {correlation:.4f}",
-        )
-        axis.legend(loc="upper left")
-        axis.grid(alpha=0.3)
-    save_figure(figure, path, dpi=150)
+            axis.legend(loc="upper left")
+            axis.grid(alpha=0.3)
+
+    size = (11, 5)
+    figure(path, scatter, 1, len(panels), dpi=150, figsize=size, layout="constrained")
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--num-points", type=int, default=200)
+    parser.add_argument("--num-points", type=positive, default=200)
     parser.add_argument("--noise", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="outputs/dropout_simulation.png")
@@ -119,8 +118,10 @@ def main(arguments=None):
         rows.append((lam, mu, c, f"{correlation:.4f}", f"{unsolved:.3f}"))
     table = markdown(("lam", "mu", "c", "correlation", "unsolved"), rows)
     print(table, end="")
-    draw(panels, args.output)
-    write(Path(args.output).with_suffix(".md"), table)
+    path = Path(args.output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path.with_suffix(".md"), table)
+    draw(panels, path)
     print(f"wrote {args.output}")
     return [panel[-1] for panel in panels]
 

@@ -1,6 +1,6 @@
 """What one view learns from another: one view corrupted at test time (the paper's table 2).
 
-    python examples/noisy_view.py
+    python examples/paper/noisy_view.py
 
 Each method predicts the test digits with the corrupted view alone (trained with a loss per view)
 and with averaged logits (trained on them). Noise of the level a mixes the features of every test
@@ -12,17 +12,18 @@ import json
 
 import keras
 import numpy as np
-from multiview_digits import (
+from digits import (
     NAMES,
     SETTINGS,
     add_data_arguments,
+    check_data_arguments,
     error_of,
     fit,
     make_model,
     split_data,
     summary,
 )
-from writing import markdown, write
+from report import markdown, write
 
 LEVELS = (0.0, 0.2, 0.5, 0.8)
 
@@ -71,15 +72,17 @@ def main(arguments=None):
     add_data_arguments(parser)
     parser.add_argument("--methods", nargs="+", choices=list(NAMES), default=list(NAMES))
     parser.add_argument("--noisy", type=int, default=0, help="index of the corrupted view")
-    options = parser.parse_args(arguments)
+    options = check_data_arguments(parser, parser.parse_args(arguments))
     if not 0 <= options.noisy < len(options.views):
         parser.error(f"--noisy must be the index of one of the {len(options.views)} views")
-    options.output.mkdir(parents=True, exist_ok=True)
-    results = {m: [run(m, seed, options) for seed in options.seeds] for m in options.methods}
+    results = {}
+    for method in options.methods:
+        for seed in options.seeds:
+            results.setdefault(method, []).append(run(method, seed, options))
+            write(options.output / "noisy_view.md", table(results))
+            write(options.output / "noisy_view.json", json.dumps(results))
     print(f"\nviews {', '.join(options.views)}; corrupted: {options.views[options.noisy]}")
     print(table(results), end="")
-    write(options.output / "noisy_view.md", table(results))
-    write(options.output / "noisy_view.json", json.dumps(results))
     return results
 
 

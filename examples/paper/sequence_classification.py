@@ -1,11 +1,11 @@
 """LSTM, AdvLSTM and ProxLSTM: the sequence classification of the paper.
 
-    python examples/sequence_classification.py                # Japanese Vowels, about 10 minutes
-    python examples/sequence_classification.py --seeds 1 --epochs 20 --fine-tune 10
-    python examples/sequence_classification.py --dataset har --data "UCI HAR Dataset"
-    python examples/sequence_classification.py --dataset arabic_digits --data FOLDER
-    python examples/sequence_classification.py --dataset uea --data FOLDER --name NAME
-    python examples/sequence_classification.py --dataset imdb --data imdb.npz
+    python examples/paper/sequence_classification.py             # Japanese Vowels, about 10 minutes
+    python examples/paper/sequence_classification.py --seeds 1 --epochs 20 --fine-tune 10
+    python examples/paper/sequence_classification.py --dataset har --data "UCI HAR Dataset"
+    python examples/paper/sequence_classification.py --dataset arabic_digits --data FOLDER
+    python examples/paper/sequence_classification.py --dataset uea --data FOLDER --name NAME
+    python examples/paper/sequence_classification.py --dataset imdb --data imdb.npz
 
 Conv1D -> LSTM -> Dense; for IMDB Embedding -> LSTM -> Dense(30) -> Dense. For every seed the
 training set is split into five sixths and a sixth (validation); a plain LSTM is trained, and its
@@ -26,7 +26,10 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from writing import markdown, mean_and_spread, save_figure, write
+from padded import WithMask, by_length
+from report import figure, markdown, mean_and_spread, positive, write
+from scipy.stats import wilcoxon
+from sklearn.manifold import TSNE
 
 from proxnet_tf import AdversarialModel, ProxLSTM
 from proxnet_tf.datasets import (
@@ -113,16 +116,6 @@ TASKS = {
 }
 
 
-class WithMask(keras.layers.Layer):
-    """Features of a sequence, masked where the padded input is zero."""
-
-    def call(self, inputs):
-        return inputs[0]
-
-    def compute_mask(self, inputs, mask=None):
-        return keras.ops.any(inputs[1] != 0.0, axis=-1)
-
-
 def make_model(task, data, recurrent, vocabulary):
     """The paper's network around a recurrent layer."""
     classes = int(data.labels.max()) + 1
@@ -136,14 +129,13 @@ def make_model(task, data, recurrent, vocabulary):
     return keras.Model(inputs, keras.layers.Dense(classes)(y))
 
 
-def batches(x, y, size, by_length, seed):
+def batches(x, y, size, similar, seed):
     """Mini-batches in random order: of similar length, cut out of the sequences sorted by it (ties
     at random), or of random sequences."""
-    if not by_length:
+    if not similar:
         data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(y), seed=seed)
         return data.batch(size).prefetch(1)
-    lengths = np.any(x != 0.0, axis=-1).sum(axis=1)
-    order = np.lexsort((np.random.default_rng(seed).random(len(y)), lengths))
+    order = by_length(np.any(x != 0.0, axis=-1).sum(axis=1), seed)
     data = tf.data.Dataset.from_tensor_slices((x[order], y[order])).batch(size)
     return data.shuffle(-(-len(y) // size), seed=seed).prefetch(1)
 
@@ -257,8 +249,6 @@ def first(data, count, seed):
 
 def table(results, robust, paper):
     """Markdown: mean ± std over seeds, and the paired differences."""
-    from scipy.stats import wilcoxon
-
     names = list(results)
     rows = []
     if any(paper):
@@ -280,21 +270,17 @@ def table(results, robust, paper):
 
 def plot(methods, x, y, path):
     """t-SNE of the last hidden state of every method."""
-    import matplotlib
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from sklearn.manifold import TSNE
+    def draw(_, axes):
+        for axis, (name, method) in zip(axes, methods.items(), strict=True):
+            state = keras.Model(method.network.inputs[0], method.recurrent.output)
+            states = state.predict(x, batch_size=min(len(x), PREDICT), verbose=0)
+            perplexity = min(30.0, (len(x) - 1) / 3)
+            points = TSNE(perplexity=perplexity, random_state=0).fit_transform(states)
+            axis.scatter(*points.T, c=y, cmap="tab10", s=6)
+            axis.set(title=name, xticks=[], yticks=[])
 
-    figure, axes = plt.subplots(1, len(methods), figsize=(4 * len(methods), 4))
-    for axis, (name, method) in zip(axes, methods.items(), strict=True):
-        state = keras.Model(method.network.inputs[0], method.recurrent.output)
-        states = state.predict(x, batch_size=min(len(x), PREDICT), verbose=0)
-        points = TSNE(random_state=0).fit_transform(states)
-        axis.scatter(*points.T, c=y, cmap="tab10", s=6)
-        axis.set(title=name, xticks=[], yticks=[])
-    figure.tight_layout()
-    save_figure(figure, path)
+    figure(path, draw, 1, len(methods), figsize=(4 * len(methods), 4), layout="tight")
 
 
 def run(arguments):
@@ -383,15 +369,13 @@ def run(arguments):
         record = {"settings": settings, "results": results}
         stem = arguments.output / arguments.dataset
         write(stem.with_suffix(".json"), json.dumps(record, indent=1))
-        if seed > 0:
-            tables = table(results, robust, task.paper)
-            write(stem.with_suffix(".md"), tables)
+        tables = table(results, robust, task.paper)
+        write(stem.with_suffix(".md"), tables)
         if seed == 0:
             shown = first(test, 1000, 0)
             points = first(test._replace(values=x_test), 1000, 0).values
             plot(methods, points, shown.labels, stem.with_name(f"{stem.name}_tsne.png"))
-    if arguments.seeds > 1:
-        print(tables, end="")
+    print(tables, end="")
     return results
 
 
@@ -403,14 +387,22 @@ def main(argv=None):
     parser.add_argument("--data", type=pathlib.Path, help="folder, archive or file of the data")
     parser.add_argument("--name", help="of a UEA pair, where the folder has several")
     parser.add_argument("--allow-pickle", action="store_true", help="only of a file you trust")
-    parser.add_argument("--examples", type=int, help="at most so many to train and to test (all)")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--tuning-seeds", type=int, default=TUNING_SEEDS)
-    parser.add_argument("--epochs", type=int, default=100, help="of the first LSTM")
-    parser.add_argument("--fine-tune", type=int, default=50, help="epochs of every method after it")
-    parser.add_argument("--units", type=int, help="of the LSTM, and IMDB's embedding (the task's)")
-    parser.add_argument("--words", type=int, default=20000, help="IMDB: size of the vocabulary")
-    parser.add_argument("--steps", type=int, default=400, help="IMDB: words kept of a review")
+    parser.add_argument(
+        "--examples", type=positive, help="at most so many to train and to test (all)"
+    )
+    parser.add_argument("--seeds", type=positive, default=10)
+    parser.add_argument("--tuning-seeds", type=positive, default=TUNING_SEEDS)
+    parser.add_argument("--epochs", type=positive, default=100, help="of the first LSTM")
+    parser.add_argument(
+        "--fine-tune", type=positive, default=50, help="epochs of every method after it"
+    )
+    parser.add_argument(
+        "--units", type=positive, help="of the LSTM, and IMDB's embedding (the task's)"
+    )
+    parser.add_argument(
+        "--words", type=positive, default=20000, help="IMDB: size of the vocabulary"
+    )
+    parser.add_argument("--steps", type=positive, default=400, help="IMDB: words kept of a review")
     parser.add_argument(
         "--random-batches", action="store_true", help="not of sequences of similar length"
     )

@@ -1,6 +1,6 @@
 """Figure 1 of the paper: two moons before and after the proximal map of gradient flatness.
 
-    python examples/two_moons.py --output two_moons.png
+    python examples/paper/two_moons.py --output two_moons.png
 
 The data have two labelled points, at the outer ends of the moons. The proximal map of
 R(f) = 1/2 sum_i ||grad f(x_i)||^2 in the space of a Gaussian kernel pulls each moon together.
@@ -13,12 +13,11 @@ import argparse
 from pathlib import Path
 
 import keras
-import matplotlib
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
+from report import figure, markdown, positive, write
 from sklearn.datasets import make_moons
-from writing import markdown, save_figure, write
 
 from proxnet_tf.layers.kernels import ProxKernelFeatures
 from proxnet_tf.ops.kernels import (
@@ -103,70 +102,77 @@ def fit(features, sign, penalty, steps=50):
 
 def draw(points, moon, labelled, embedded, grid, contour, reach, accuracies, lam, path):
     """Writes the three panels of Figure 1 to `path`."""
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
-    before, after = accuracies
+    def panels(drawn, axes):
+        before, after = accuracies
 
-    def scatter(axis, places, faint=1.0):
-        for which, color, marker, name in ((0, LEFT, "o", "upper"), (1, RIGHT, "^", "lower")):
-            chosen = moon == which
-            axis.scatter(
-                *places[chosen].T, s=26, c=color, marker=marker, alpha=faint, label=f"{name} moon"
-            )
-        for index, marker, name in ((labelled[0], "P", "label +"), (labelled[1], "X", "label -")):
-            axis.scatter(
-                *places[index],
-                s=190,
-                c="#F0E442",
-                marker=marker,
-                edgecolors=INK,
-                linewidths=1.5,
-                zorder=3,
-                label=name,
-            )
+        def scatter(axis, places, faint=1.0):
+            for which, color, marker, name in ((0, LEFT, "o", "upper"), (1, RIGHT, "^", "lower")):
+                chosen = moon == which
+                axis.scatter(
+                    *places[chosen].T,
+                    s=26,
+                    c=color,
+                    marker=marker,
+                    alpha=faint,
+                    label=f"{name} moon",
+                )
+            for index, marker, name in (
+                (labelled[0], "P", "label +"),
+                (labelled[1], "X", "label -"),
+            ):
+                axis.scatter(
+                    *places[index],
+                    s=190,
+                    c="#F0E442",
+                    marker=marker,
+                    edgecolors=INK,
+                    linewidths=1.5,
+                    zorder=3,
+                    label=name,
+                )
 
-    scatter(axes[0], points)
-    axes[0].set(xlabel="$x_1$", ylabel="$x_2$", title=f"(a) Data: 1-NN accuracy {before:.3f}")
-    axes[0].legend(loc="lower left", fontsize=8)
-    scatter(axes[1], embedded)
-    axes[1].set(
-        xlabel="principal component 1",
-        ylabel="principal component 2",
-        title=f"(b) After the proximal map: 1-NN accuracy {after:.3f}",
-    )
-    axes[1].legend(loc="best", fontsize=8)
-    for axis in axes[:2]:
-        axis.locator_params(nbins=5)
-    # Away from the data the distance is near 1, between them far smaller: that range is shown.
-    levels = np.linspace(0, reach, 16)
-    filled = axes[2].contourf(*grid, contour, cmap="cividis", levels=levels, extend="max")
-    axes[2].contour(*grid, contour, levels=levels, colors="white", linewidths=0.4)
-    bar = figure.colorbar(filled, ax=axes[2], format="%.3f")
-    bar.set_label(r"distance $\|c_x - c_{x_0}\|$")
-    axes[2].scatter(*points.T, s=7, c="white", alpha=0.7, edgecolors=INK, linewidths=0.3)
-    axes[2].scatter(
-        *points[labelled[0]],
-        s=130,
-        c="#F0E442",
-        marker="D",
-        edgecolors=INK,
-        zorder=3,
-        label="leftmost labelled point $x_0$",
-    )
-    axes[2].set(
-        xlabel="$x_1$",
-        ylabel="$x_2$",
-        title=rf"(c) Distance to $x_0$ after the map ($\lambda$ = {lam:g})",
-    )
-    axes[2].legend(loc="lower left", fontsize=8)
-    save_figure(figure, path, dpi=150)
+        scatter(axes[0], points)
+        axes[0].set(xlabel="$x_1$", ylabel="$x_2$", title=f"(a) Data: 1-NN accuracy {before:.3f}")
+        axes[0].legend(loc="lower left", fontsize=8)
+        scatter(axes[1], embedded)
+        axes[1].set(
+            xlabel="principal component 1",
+            ylabel="principal component 2",
+            title=f"(b) After the proximal map: 1-NN accuracy {after:.3f}",
+        )
+        axes[1].legend(loc="best", fontsize=8)
+        for axis in axes[:2]:
+            axis.locator_params(nbins=5)
+        # Away from the data the distance is near 1, between them far smaller: that range is shown.
+        levels = np.linspace(0, reach, 16)
+        filled = axes[2].contourf(*grid, contour, cmap="cividis", levels=levels, extend="max")
+        axes[2].contour(*grid, contour, levels=levels, colors="white", linewidths=0.4)
+        bar = drawn.colorbar(filled, ax=axes[2], format="%.3f")
+        bar.set_label(r"distance $\|c_x - c_{x_0}\|$")
+        axes[2].scatter(*points.T, s=7, c="white", alpha=0.7, edgecolors=INK, linewidths=0.3)
+        axes[2].scatter(
+            *points[labelled[0]],
+            s=130,
+            c="#F0E442",
+            marker="D",
+            edgecolors=INK,
+            zorder=3,
+            label="leftmost labelled point $x_0$",
+        )
+        axes[2].set(
+            xlabel="$x_1$",
+            ylabel="$x_2$",
+            title=rf"(c) Distance to $x_0$ after the map ($\lambda$ = {lam:g})",
+        )
+        axes[2].legend(loc="lower left", fontsize=8)
+
+    figure(path, panels, 1, 3, dpi=150, figsize=(15, 4.6), layout="constrained")
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--num-points", type=int, default=200)
+    parser.add_argument("--num-points", type=positive, default=200)
     parser.add_argument("--noise", type=float, default=0.1)
     parser.add_argument("--width", type=float, default=0.3, help="of the Gaussian kernel")
     parser.add_argument("--lam", type=float, default=0.1)
@@ -200,6 +206,9 @@ def main(arguments=None):
         + markdown(("lam", "P1 accuracy", "P2 accuracy", "same prediction", "correlation"), rows)
     )
     print(tables, end="")
+    path = Path(args.output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path.with_suffix(".md"), tables)
 
     axis = [
         np.linspace(low - 0.4, high + 0.4, 90) for low, high in zip(*_range(points), strict=True)
@@ -226,7 +235,6 @@ def main(arguments=None):
         args.lam,
         args.output,
     )
-    write(Path(args.output).with_suffix(".md"), tables)
     print(f"wrote {args.output}")
     return before, chosen, comparison
 

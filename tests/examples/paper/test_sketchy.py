@@ -1,6 +1,7 @@
 import json
 
 import glyphs
+import images
 import keras
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_a_photo_looks_like_its_own_sketch():
 
 def test_resnet18_has_the_published_size():
     inputs = keras.Input((64, 64, 3))
-    model = keras.Model(inputs, sketchy.resnet18(inputs))
+    model = keras.Model(inputs, images.resnet18(inputs))
     assert model.output_shape == (None, 512)
     assert sum(int(np.prod(v.shape)) for v in model.trainable_variables) == 11_176_512
 
@@ -57,21 +58,21 @@ def test_resnet18_has_the_published_size():
 def test_augmentation_crops_and_mirrors_the_rows():
     ramp = np.broadcast_to(np.linspace(-1, 1, 20), (64, 20, 20))[..., None].astype("float32")
     for flip in (False, True):
-        images = sketchy.augment(tf.constant(ramp), flip).numpy()
-        rising = images[:, 0, -1, 0] > images[:, 0, 0, 0]
+        moved = images.augment(tf.constant(ramp), flip).numpy()
+        rising = moved[:, 0, -1, 0] > moved[:, 0, 0, 0]
         assert rising.all() != flip
         assert rising.any()
-        spread = np.abs(images[:, 0, -1, 0] - images[:, 0, 0, 0])
+        spread = np.abs(moved[:, 0, -1, 0] - moved[:, 0, 0, 0])
         assert spread.min() > 2 * 0.84 and spread.max() < 2.0
-        assert np.ptp(images, axis=1).max() < 1e-6  # rows stay rows
+        assert np.ptp(moved, axis=1).max() < 1e-6  # rows stay rows
 
 
 def test_normalized_pixels_and_whole_training_set():
     pairs = glyphs.glyph_pairs(2, 10)
-    (photos, sketches), labels = next(iter(sketchy.training_batches(pairs, 0, False)))
+    (photos, sketches), labels = next(iter(images.training_batches(pairs, 0, False)))
     assert photos.shape == (20, 32, 32, 3) and sketches.shape == (20, 32, 32, 1)
     assert sorted(labels.numpy()) == [0] * 10 + [1] * 10
-    (photos, _), _ = next(iter(sketchy.test_batches(pairs)))
+    (photos, _), _ = next(iter(images.test_batches(pairs)))
     np.testing.assert_allclose(photos, pairs.photos / 127.5 - 1.0, atol=1e-6)
 
 
@@ -211,9 +212,9 @@ def test_sketchys_folders(tmp_path):
                 file.write_bytes(encode(image.astype(np.uint8)).numpy())
     options = sketchy.parse(["--data", str(tmp_path), "--size", "16"])
     with pytest.raises(ValueError, match="10 photos of 'ant' have a sketch"):
-        sketchy.load(2, 0, options)
+        images.load(2, 0, options)
     options.pairs = 10
-    train, test = sketchy.load(2, 0, options)
+    train, test = images.load(2, 0, options)
     assert (len(train.labels), len(test.labels)) == (16, 4)
     for part in (train, test):
         np.testing.assert_array_equal(part.photos[:, 8, 8, 0] > 120, part.labels)
@@ -221,11 +222,25 @@ def test_sketchys_folders(tmp_path):
     assert options.backbone == "resnet18"
 
 
+def test_what_is_missing_shows_before_any_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(sketchy, "run", None)
+    with pytest.raises(SystemExit):
+        sketchy.main(["--classes", "20", "126", "--output", str(tmp_path)])
+    for kind, end in (("photo", ".jpg"), ("sketch", "-1.png")):
+        for name in ("ant", "bee"):
+            file = tmp_path / kind / name / f"n0{end}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+    arguments = ["--data", str(tmp_path), "--classes", "2", "3", "--output", str(tmp_path)]
+    with pytest.raises(ValueError, match="it has 2 classes; num_classes=3"):
+        sketchy.main(arguments)
+
+
 def test_pickles_need_the_flag(tmp_path):
     (tmp_path / "sketchy.pkl").write_bytes(b"x")
     options = sketchy.parse(["--data", str(tmp_path / "sketchy.pkl")])
     with pytest.raises(ValueError, match="allow_pickle=True"):
-        sketchy.load(2, 0, options)
+        images.load(2, 0, options)
 
 
 @pytest.mark.slow

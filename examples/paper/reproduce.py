@@ -1,8 +1,8 @@
 """The experiments, all in one place: which data is there, their tables and their figures.
 
-    python examples/reproduce.py --data DIR                     # lists them and what is missing
-    python examples/reproduce.py --data DIR --run speech words  # at the size of RESULTS.md
-    python examples/reproduce.py --data DIR --run all --size paper
+    python examples/paper/reproduce.py --data DIR                    # lists them, what is missing
+    python examples/paper/reproduce.py --data DIR --run speech words  # at the size of RESULTS.md
+    python examples/paper/reproduce.py --data DIR --run all --size paper
 
 Looks for the data in DIR and up to two levels of folders below. Every experiment runs as a process
 of its own and has a folder OUTPUT/SIZE/NAME for what it prints (log.txt), its tables (Markdown),
@@ -12,6 +12,7 @@ commands, versions and times. What is finished is not run again, unless with --a
 """
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -24,7 +25,7 @@ import sys
 import time
 from pathlib import Path
 
-from writing import write
+from report import write
 
 from proxnet_tf.datasets import sequences, sketchy, speech, words
 
@@ -218,7 +219,16 @@ def listing(places):
 def state(folder):
     """What is known of the run in a folder."""
     path = folder / "run.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def versions():
+    """Versions of Python and the packages; one that goes by another name is left out."""
+    found = {"Python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def run(experiment, arguments, size, folder):
@@ -228,6 +238,7 @@ def run(experiment, arguments, size, folder):
     command = [str(script), *shlex.split(getattr(experiment, size)), *arguments]
     command += ["--output", str(folder / experiment.output)]
     print(f"\n{experiment.title}: python {shlex.join(command)}", flush=True)
+    known = versions()
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"} | os.environ
     began = time.perf_counter()
     with (
@@ -249,12 +260,11 @@ def run(experiment, arguments, size, folder):
         except BaseException:
             process.terminate()
             raise
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     record = {
-        "command": shlex.join(["python", f"examples/{experiment.script}", *command[1:]]),
+        "command": shlex.join(["python", f"examples/paper/{experiment.script}", *command[1:]]),
         "code": process.returncode,
         "seconds": time.perf_counter() - began,
-        "versions": {"Python": platform.python_version(), **versions},
+        "versions": known,
     }
     write(folder / "run.json", json.dumps(record, indent=1))
     return process.returncode
@@ -272,7 +282,7 @@ def report(folder):
         parts.append(f"`{known['command']}` ({known['seconds']:.0f} s; {versions})\n")
         if known["code"]:
             parts.append(f"Failed (exit code {known['code']}), see {name}/log.txt.\n")
-        parts += [path.read_text() for path in sorted((folder / name).glob("*.md"))]
+        parts += [path.read_text(encoding="utf-8") for path in sorted((folder / name).glob("*.md"))]
         figures = sorted((folder / name).glob("*.png"))
         parts += [f"![{path.stem}]({name}/{path.name})\n" for path in figures]
     return "\n".join(parts)

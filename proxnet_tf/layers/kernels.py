@@ -8,11 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.checks import (
+    HasLam,
     add_lam,
     at_least_float32,
     check_choice,
     check_integer,
     check_number,
+    lam_of,
+    nan_without,
 )
 from proxnet_tf.ops import kernels
 from proxnet_tf.ops.convex.smooth import smooth_prox
@@ -105,7 +108,7 @@ class Invariance:
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxKernelFeatures(keras.layers.Layer):
+class ProxKernelFeatures(HasLam, keras.layers.Layer):
     """Nystroem features of a kernel after the proximal map of invariances.
 
         (I + Zt Zt^T/lam)^power phi(x),    phi(x) = K_W^{-1/2} k_W(x)
@@ -292,10 +295,10 @@ class ProxKernelFeatures(keras.layers.Layer):
             raise ValueError("ProxKernelFeatures must be adapted first: call layer.adapt(data).")
         dtype = at_least_float32(self.compute_dtype)
         rows = tf.reshape(tf.cast(inputs, dtype), [-1, self._size])
-        points, whitening, basis, spectrum, lam = (
-            tf.cast(v, dtype)
-            for v in (self._points, self._whitening, self._basis, self._spectrum, self.lam)
+        points, whitening, basis, spectrum = (
+            tf.cast(v, dtype) for v in (self._points, self._whitening, self._basis, self._spectrum)
         )
+        lam = lam_of(self, dtype)
         plain = tf.matmul(self._kernel(dtype).matrix(rows, points), whitening)
         if self._variations:
             features = self._solve(plain, basis, spectrum, lam)
@@ -306,7 +309,7 @@ class ProxKernelFeatures(keras.layers.Layer):
         features = tf.ensure_shape(
             tf.reshape(features, shape), self.compute_output_shape(inputs.shape)
         )
-        return tf.cast(features, self.compute_dtype)
+        return tf.cast(nan_without(lam, features), self.compute_dtype)
 
     def _solve(self, plain, basis, spectrum, lam):
         """argmin_v 1/2 v^T Zt Zt^T v + sum of the variations + lam/2 ||v - phi(x)||^2."""

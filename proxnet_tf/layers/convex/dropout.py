@@ -5,12 +5,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import add_lam, at_least_float32, check_integer, check_number
+from proxnet_tf.checks import (
+    HasLam,
+    add_lam,
+    at_least_float32,
+    check_integer,
+    check_number,
+    lam_of,
+    nan_without,
+)
 from proxnet_tf.ops.convex.dropout import prox_dropout
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxDropout(keras.layers.Layer):
+class ProxDropout(HasLam, keras.layers.Layer):
     """The proximal map of dropout's adaptive regulariser, example by example.
 
         c_x = argmin_c 1/2 p (1 - p) sum_i x_i^2 c_i^2 + lam/2 ||c - x||^2,  p = sigmoid(x^T c)
@@ -53,8 +61,10 @@ class ProxDropout(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         dtype = at_least_float32(self.compute_dtype)
-        outputs = prox_dropout(tf.cast(inputs, dtype), tf.cast(self.lam, dtype), self.num_points)
-        return tf.cast(tf.ensure_shape(outputs, inputs.shape), self.compute_dtype)
+        lam = lam_of(self, dtype)
+        outputs = prox_dropout(tf.cast(inputs, dtype), lam, self.num_points)
+        outputs = nan_without(lam, tf.ensure_shape(outputs, inputs.shape))
+        return tf.cast(outputs, self.compute_dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return tuple(input_shape)

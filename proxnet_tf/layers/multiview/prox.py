@@ -7,7 +7,15 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf import solvers
-from proxnet_tf.checks import add_lam, at_least_float32, check_choice, check_number
+from proxnet_tf.checks import (
+    HasLam,
+    add_lam,
+    at_least_float32,
+    check_choice,
+    check_number,
+    lam_of,
+    nan_without,
+)
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.layers.multiview.base import MultiviewLayer
 from proxnet_tf.layers.multiview.border import Border, Views
@@ -15,7 +23,7 @@ from proxnet_tf.ops.linear.report import Report
 from proxnet_tf.ops.multiview.prox import correlations, gram_of, multiview_prox
 
 
-class _MultiviewProx(MultiviewLayer):
+class _MultiviewProx(HasLam, MultiviewLayer):
     """What ProxCCA and ProxGCCA share: everything but the objective."""
 
     _objective: str
@@ -95,9 +103,10 @@ class _MultiviewProx(MultiviewLayer):
         return views.leave(output, self.compute_dtype)
 
     def _solve(self, views: Views, training: bool) -> tf.Tensor:
+        lam = lam_of(self, tf.float64)
         found = multiview_prox(
             views.rows,
-            self.lam,
+            lam,
             views.correlation,
             valid=views.valid,
             solver=self.solver.method,
@@ -109,11 +118,11 @@ class _MultiviewProx(MultiviewLayer):
             solver_device=self.solver.device_for(views.correlation.width),
         )
         if training and self.inference == "moving":
-            self._move(views, found.mean, found.map)
+            self._move(views, *(nan_without(lam, x) for x in (found.mean, found.map)))
         self._monitor.forward(Report(found.residual, found.iterations, found.converged))
         self._monitor.watch("correlation_before", found.correlation_before)
         self._monitor.watch("correlation", found.correlation_after)
-        return found.output
+        return nan_without(lam, found.output)
 
     def _move(self, views: Views, mean: tf.Tensor, change: tf.Tensor) -> None:
         """Moves the mean and the linear map towards those of a batch, unless it has no rows."""

@@ -7,8 +7,9 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import check_choice, check_integer, check_number
+from proxnet_tf.layers.multiview.penalty import CCARegularizer, GCCARegularizer
 from proxnet_tf.layers.multiview.prox import ProxCCA, ProxGCCA
-from proxnet_tf.losses import CCARegularizer, GCCARegularizer, cca_loss, gcca_loss
+from proxnet_tf.losses import cca_loss, gcca_loss
 
 _PROX_OPTIONS = (
     "solver",

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.checks import check_choice, check_integer, check_number
-from proxnet_tf.ops.convex.functions import OPERATORS
+from proxnet_tf.ops.convex.table import OPERATORS
 
 _POSITIVE = ("radius", "total")
 _NON_NEGATIVE = ("ridge", "sparsity")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxnet_tf.ops.convex import functions as proximal
 from proxnet_tf.ops.convex import sets as projections
 from proxnet_tf.ops.convex import total_variation
-from proxnet_tf.ops.convex.functions import OPERATORS
+from proxnet_tf.ops.convex.table import OPERATORS
 from tests.helpers.proximal_references import REFERENCES
 
 NON_CONVEX = {"standardized"}

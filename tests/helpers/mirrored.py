@@ -61,7 +61,7 @@ def run_on(strategy, step, x, cotangent, split):
         return tf.constant(x[rows]), tf.constant(cotangent[rows])
 
     values = strategy.experimental_distribute_values_from_function(part)
-    results = tf.function(lambda v: strategy.run(step, args=v))(values)
+    results = tf.function(lambda v: strategy.run(step, args=v), reduce_retracing=True)(values)
     return [
         np.concatenate([r.numpy() for r in strategy.experimental_local_results(result)])
         for result in results
@@ -157,13 +157,14 @@ def epoch(strategy):
 
 
 def correlated_model():
-    """A penalty, a loss and a metric of correlation in one model."""
+    """A penalty, a proximal layer, a loss and a metric of correlation in one model."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
             keras.Input((7,)),
             keras.layers.Dense(7),
             CCARegularizer(0.5, split=(3, 4), synchronized=True),
+            ProxCCA(split=(3, 4), lam=5.0, synchronized=True, solver=Newton(jit_compile=False)),
         ]
     )
     loss = CCALoss(2, epsilon=0.1, split=(3, 4), synchronized=True)

@@ -38,7 +38,7 @@ def steps_of(layer):
 
 
 def loss_of(loss):
-    """Value and gradients of a loss, or of what a layer adds to the losses, as Keras scales them."""
+    """Value and gradients of a loss, or of the losses of a layer, as Keras scales them."""
 
     def step(x, _):
         with tf.GradientTape() as tape:
@@ -81,7 +81,9 @@ def exactness(strategy):
         ("cca", ProxCCA, None, (3, 7)),
         ("gcca", ProxGCCA, 4, (3, 4, 3)),
     ):
-        options = dict(lam=0.5, split=sizes, dtype="float64", solver=Newton(1e-11, jit_compile=False))
+        options = dict(
+            lam=0.5, split=sizes, dtype="float64", solver=Newton(1e-11, jit_compile=False)
+        )
         expected = [
             t.numpy() for t in steps_of(cls(k, **options))(tf.constant(x), tf.constant(cotangent))
         ]

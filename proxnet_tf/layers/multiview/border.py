@@ -277,10 +277,11 @@ class Border:
         shapes = [tuple(m.shape) for m in masks if m is not None]
         fits = all(len(s) == len(lead) and lead.is_compatible_with(s) for s in shapes)
         if len(masks) not in (1, len(parts)) or not fits:
+            wanted = ("(batch,)", "(batch, time)")[len(lead) - 1]
             raise ValueError(
-                f"The mask must be one tensor of the shape {('(batch,)', '(batch, time)')[len(lead) - 1]}"
-                f", or a list with one (or None) for each of the {len(parts)} inputs. Received "
-                f"{len(masks)} of the shapes {shapes} for views of the shape {(*lead, 'd_j')}."
+                f"The mask must be one tensor of the shape {wanted}, or a list with one (or None) "
+                f"for each of the {len(parts)} inputs. Received {len(masks)} of the shapes "
+                f"{shapes} for views of the shape {(*lead, 'd_j')}."
             )
         present = [tf.cast(m, tf.bool) for m in masks if m is not None]
         if self.nan_is_missing:

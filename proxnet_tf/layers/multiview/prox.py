@@ -180,11 +180,13 @@ class ProxCCA(_MultiviewProx):
 
     The problem is not convex: the layer returns the minimiser that descent from the inputs
     reaches, a deterministic function of the batch. Each view stays in its own row space, so
-    constant columns come out unchanged and duplicated columns stay equal. What is rounding does
-    not depend on the units of a column: each column is scaled to variance one first, and a
+    constant columns come out unchanged and duplicated columns stay equal. What counts as rounding
+    does not depend on the units of a column: each column is scaled to variance one first, and a
     direction of a view with at most 1e-10 of that (1e-6 in batches of more than 4,096 float32
     rows), or with no more than the rounding of its columns in their own dtype explains, stays as
-    it is. The ridge eps, however, is in the units of the columns, and so is the distance. With fewer than two rows, or all rows equal, the output is the input. Where
+    it is. The ridge eps and the distance, however, are in the units of the columns.
+
+    With fewer than two rows, or all rows equal, the output is the input. Where
     sigma_k = sigma_{k+1} the map is not differentiable and the gradient ignores the tie. A second
     derivative raises `NotImplementedError`. A batch with a value that is not finite comes out as
     NaN.

@@ -75,7 +75,7 @@ def check_bool(name: str, value: object) -> bool:
 
 
 def check_device(value: object) -> str | None:
-    """Returns a `solver_device` (None or a device name such as "CPU:0"), or raises a `ValueError`.
+    """Returns a `device` (None or a device name such as "CPU:0"), or raises a `ValueError`.
 
     Args:
         value: what came.
@@ -88,8 +88,8 @@ def check_device(value: object) -> str | None:
         device = None
     if device is None or device.device_type is None:
         raise ValueError(
-            '`solver_device` must be None or the name of a device such as "CPU:0" or '
-            f'"/GPU:1". Received: solver_device={value!r}'
+            '`device` must be None or the name of a device such as "CPU:0" or '
+            f'"/GPU:1". Received: device={value!r}'
         )
     return str(value)
 

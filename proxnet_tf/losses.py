@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.layers.multiview.border import Border
+from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
 
 
 def cca_loss(
@@ -29,8 +30,9 @@ def cca_loss(
         x: first view, `(batch, d1)` or `(batch, time, d1)`.
         y: second view, `(batch, d2)` or `(batch, time, d2)`.
         num_components: k, 1 <= k <= min(d1, d2); None (the default) is min(d1, d2).
-        epsilon: ridge >= 0 on each view's covariance; 1e-4 by default.
-            THRESHOLD
+        epsilon: ridge >= 0 on each view's covariance, in the units of its columns; 1e-4 by
+            default. With a smaller one, views of deficient rank are compared in their row spaces;
+            `ProxCCA` says what counts as rounding.
         mask: boolean `(batch,)` (for sequences `(batch, time)`), or one per view with None
             entries; the rows that it leaves out take no part. By default the masks that Keras
             attached to the views.
@@ -53,7 +55,7 @@ def cca_loss(
     Reference: Andrew, Arora, Bilmes, Livescu, Deep canonical correlation analysis (2013).
     """
     options = dict(epsilon=epsilon, synchronized=synchronized)
-    return Border("cca_loss", "cca", num_components, **options).loss([x, y], mask)
+    return Border("cca_loss", CCA, num_components, **options).loss([x, y], mask)
 
 
 def gcca_loss(
@@ -92,13 +94,13 @@ def gcca_loss(
     Reference: Li, Ma, Zhang (2020), appendix on multiview learning.
     """
     options = dict(epsilon=epsilon, synchronized=synchronized)
-    return Border("gcca_loss", "gcca", num_components, **options).loss(inputs, mask)
+    return Border("gcca_loss", GCCA, num_components, **options).loss(inputs, mask)
 
 
 class _CorrelationLoss(keras.losses.Loss):
     """What CCALoss and GCCALoss share: everything but the objective."""
 
-    _objective: str
+    _kind: type[Correlation]
 
     def __init__(
         self,
@@ -111,10 +113,10 @@ class _CorrelationLoss(keras.losses.Loss):
         synchronized: bool = False,
         **kwargs: Any,
     ):
-        super().__init__(name=name or f"{self._objective}_loss", **kwargs)
+        super().__init__(name=name or f"{self._kind.__name__.lower()}_loss", **kwargs)
         self.border = Border(
             type(self).__name__,
-            self._objective,
+            self._kind,
             num_components,
             epsilon=epsilon,
             split=split,
@@ -182,7 +184,7 @@ class CCALoss(_CorrelationLoss):
     Reference: Andrew, Arora, Bilmes, Livescu (2013); the paper's section 5.
     """
 
-    _objective = "cca"
+    _kind = CCA
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -211,4 +213,4 @@ class GCCALoss(_CorrelationLoss):
     Reference: Li, Ma, Zhang (2020), appendix on multiview learning.
     """
 
-    _objective = "gcca"
+    _kind = GCCA

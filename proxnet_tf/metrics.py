@@ -6,7 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from proxnet_tf.checks import at_least_float32
 from proxnet_tf.layers.multiview.border import Border, Views
+from proxnet_tf.ops.multiview.correlation import CCA
+from proxnet_tf.ops.multiview.moments import column_rounding
 from proxnet_tf.ops.multiview.prox import correlations
 
 
@@ -23,8 +26,9 @@ class CanonicalCorrelation(keras.metrics.Metric):
     Args:
         num_components: k, 1 <= k <= min(d1, d2); None (the default) is min(d1, d2).
         epsilon: ridge >= 0 on each view's covariance; 0 by default. Rank-deficient views are
-            compared in their row spaces.
-            THRESHOLD
+            compared in their row spaces: each column is scaled to variance one first, and
+            directions with at most 1e-10 of that, or with no more than the rounding of the columns
+            in their own dtype explains, take no part.
         split: (d1, d2); halves by default.
         name: name of the metric.
         nan_is_missing: whether a NaN marks its row as missing; such rows take no part. False by
@@ -66,7 +70,7 @@ class CanonicalCorrelation(keras.metrics.Metric):
         super().__init__(name=name, **kwargs)
         self.border = Border(
             type(self).__name__,
-            "cca",
+            CCA,
             num_components,
             epsilon=epsilon,
             split=split,
@@ -86,6 +90,8 @@ class CanonicalCorrelation(keras.metrics.Metric):
         views = self.border.enter(y_pred, dtype="float64")
         if self.border.fixed is None:
             self.border.fixed = views.correlation
+            dtypes = [at_least_float32(x.dtype) for x in views.parts]
+            self._dtype_of_rows = min(dtypes, key=lambda dtype: dtype.size)
             self._build(views.correlation.width)
         weight = _weights_of_rows(views, sample_weight)
         rows = tf.where(weight > 0, views.rows, tf.zeros_like(views.rows))
@@ -113,8 +119,10 @@ class CanonicalCorrelation(keras.metrics.Metric):
         first, *others = zip(*slots, strict=True)
         for other in others:
             first = _together(first, other)
-        count, _, comoment = first
-        return correlations(self.border.fixed, comoment, count)
+        count, mean, comoment = first
+        rounding = column_rounding(comoment, count, mean, self._dtype_of_rows)
+        border = self.border
+        return correlations(border.fixed, border.epsilon, comoment, count, rounding)
 
     def result(self) -> tf.Tensor:
         """Their sum, a scalar."""

@@ -5,12 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import keras
-import tensorflow as tf
 
 from proxnet_tf.checks import check_device, check_integer, check_number
-
-# With device="auto" and a GPU, problems of at most so many columns are solved on the host.
-HOST_WIDTH = 256
+from proxnet_tf.ops.multiview.newton import Settings
 
 
 @dataclass(frozen=True)
@@ -39,16 +36,11 @@ class MultiviewSolver:
             object.__setattr__(self, name, value)  # the way to write to a frozen dataclass
 
     @property
-    def jit(self) -> bool:
-        """Whether XLA compiles the iterations: "auto" is True where TensorFlow has XLA."""
-        return tf.test.is_built_with_xla() if self.jit_compile == "auto" else bool(self.jit_compile)
-
-    def device_for(self, width: int) -> str | None:
-        """The device for a problem of D = `width` columns; None is where TensorFlow puts it."""
-        if self.device != "auto":
-            return self.device
-        small = width <= HOST_WIDTH
-        return "CPU:0" if small and tf.config.get_visible_devices("GPU") else None
+    def settings(self) -> Settings:
+        """The same for the operations on tensors."""
+        return Settings(
+            self.method, self.tolerance, self.max_iterations, self.jit_compile, self.device
+        )
 
     def get_config(self) -> dict[str, Any]:
         return asdict(self)

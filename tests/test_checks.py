@@ -17,6 +17,7 @@ from proxnet_tf import (
     ProxRNNCell,
 )
 from proxnet_tf.checks import LamWeight, lam_of
+from proxnet_tf.solvers import Newton
 
 REFUSED = r"`lam` must be a finite number > 0\. Received: lam="
 RNG = np.random.default_rng(0)
@@ -49,10 +50,12 @@ LAYERS = {
     "dropout": (lambda: ProxDropout(lam=0.5), ROWS),
     "kernels": (kernel_features, ROWS),
     "cca": (
-        lambda: ProxCCA(2, lam=0.5, inference="moving", momentum=0.5, jit_solver=False),
+        lambda: ProxCCA(
+            2, lam=0.5, inference="moving", momentum=0.5, solver=Newton(jit_compile=False)
+        ),
         VIEWS,
     ),
-    "gcca": (lambda: ProxGCCA(2, lam=0.5, jit_solver=False), VIEWS),
+    "gcca": (lambda: ProxGCCA(2, lam=0.5, solver=Newton(jit_compile=False)), VIEWS),
     "lstm": (lambda: ProxLSTM(2, lam=0.5, jit_compile=False), STEPS),
     "lstm cell": (lambda: keras.layers.RNN(ProxLSTMCell(2, lam=0.5)), STEPS),
     "any cell": (prox_rnn, STEPS),

@@ -28,6 +28,7 @@ from proxnet_tf import (
     Regularizer,
     prox_of_activation,
 )
+from proxnet_tf.solvers import Newton
 from tests.helpers.data import shared_views
 
 WIDTHS = (4, 3, 5)
@@ -90,7 +91,7 @@ def adversarial():
     return AdversarialModel(sequence(keras.layers.LSTM(3, name="lstm"), Dense(2)), layer="lstm")
 
 
-QUICK = {"lam": 0.2, "momentum": 0.5, "jit_solver": False}
+QUICK = {"lam": 0.2, "momentum": 0.5, "solver": Newton(jit_compile=False)}
 MODES = ("identity", "batch", "moving")
 MODELS = {
     **{f"cca-{m}": lambda m=m: multiview(ProxCCA(2, inference=m, **QUICK), 2) for m in MODES},
@@ -131,7 +132,7 @@ def prepared(name):
     keras.utils.set_random_seed(0)
     model, inputs = MODELS[name](), inputs_of(name)
     if getattr(model, "prox", None) is not None:
-        model.prox.jit_solver = False
+        model.prox.solver = Newton(jit_compile=False)
     model(inputs, training=name.endswith("moving"))
     return model, inputs
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 from proxnet_tf import Prox, ProxCCA, ProxDropout, ProxGCCA, ProxLSTM
+from proxnet_tf.solvers import Newton
 from tests.helpers.data import shared_views
 
 # Control flow, and what the runtime replaces or runs on the host by design (shapes, constants).
@@ -51,10 +52,19 @@ def test_the_check_sees_an_operation_without_a_kernel():
 
 
 CASES = {
-    "ProxCCA": (lambda: ProxCCA(3, lam=0.5, split=(3, 4), jit_solver=False, monitor=True), (20, 7)),
-    "ProxCCA, moving": (lambda: ProxCCA(inference="moving", jit_solver=False), (20, 6)),
-    "ProxGCCA": (lambda: ProxGCCA(4, split=(3, 4, 2), jit_solver=False), (20, 9)),
-    "ProxGCCA, missing": (lambda: ProxGCCA(4, jit_solver=False, nan_is_missing=True), (20, 6)),
+    "ProxCCA": (
+        lambda: ProxCCA(3, lam=0.5, split=(3, 4), solver=Newton(jit_compile=False), monitor=True),
+        (20, 7),
+    ),
+    "ProxCCA, moving": (
+        lambda: ProxCCA(inference="moving", solver=Newton(jit_compile=False)),
+        (20, 6),
+    ),
+    "ProxGCCA": (lambda: ProxGCCA(4, split=(3, 4, 2), solver=Newton(jit_compile=False)), (20, 9)),
+    "ProxGCCA, missing": (
+        lambda: ProxGCCA(4, solver=Newton(jit_compile=False), nan_is_missing=True),
+        (20, 6),
+    ),
     "ProxLSTM": (lambda: ProxLSTM(4, delta=0.5), (5, 6, 3)),
     "Prox": (lambda: Prox("l1"), (20, 6)),
     "simplex": (lambda: Prox("simplex"), (20, 6)),

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from proxnet_tf import ProxCCA
+from proxnet_tf.solvers import Newton
 from tests.helpers.data import shared_views
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -41,7 +42,7 @@ def build(inference, monitor=False):
     keras.utils.set_random_seed(0)
     layer = ProxCCA(
         2, lam=0.1, inference=inference, momentum=0.5, split=(3, 4), monitor=monitor,
-        jit_solver=inference == "batch",
+        solver=Newton(jit_compile=inference == "batch"),
     )  # fmt: skip
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(7), layer])
     model(np.random.default_rng(1).normal(size=(12, 5)).astype("float32"), training=True)

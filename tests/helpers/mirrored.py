@@ -38,7 +38,7 @@ def steps_of(layer):
 
 
 def loss_of(loss):
-    """Value and gradients of a loss, or of what a layer adds to the losses, as Keras scales them."""
+    """Value and gradients of a loss, or of the losses of a layer, as Keras scales them."""
 
     def step(x, _):
         with tf.GradientTape() as tape:
@@ -61,7 +61,7 @@ def run_on(strategy, step, x, cotangent, split):
         return tf.constant(x[rows]), tf.constant(cotangent[rows])
 
     values = strategy.experimental_distribute_values_from_function(part)
-    results = tf.function(lambda v: strategy.run(step, args=v))(values)
+    results = tf.function(lambda v: strategy.run(step, args=v), reduce_retracing=True)(values)
     return [
         np.concatenate([r.numpy() for r in strategy.experimental_local_results(result)])
         for result in results
@@ -81,7 +81,9 @@ def exactness(strategy):
         ("cca", ProxCCA, None, (3, 7)),
         ("gcca", ProxGCCA, 4, (3, 4, 3)),
     ):
-        options = dict(lam=0.5, split=sizes, dtype="float64", solver=Newton(1e-11, jit_compile=False))
+        options = dict(
+            lam=0.5, split=sizes, dtype="float64", solver=Newton(1e-11, jit_compile=False)
+        )
         expected = [
             t.numpy() for t in steps_of(cls(k, **options))(tf.constant(x), tf.constant(cotangent))
         ]
@@ -157,13 +159,14 @@ def epoch(strategy):
 
 
 def correlated_model():
-    """A penalty, a loss and a metric of correlation in one model."""
+    """A penalty, a proximal layer, a loss and a metric of correlation in one model."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
             keras.Input((7,)),
             keras.layers.Dense(7),
             CCARegularizer(0.5, split=(3, 4), synchronized=True),
+            ProxCCA(split=(3, 4), lam=5.0, synchronized=True, solver=Newton(jit_compile=False)),
         ]
     )
     loss = CCALoss(2, epsilon=0.1, split=(3, 4), synchronized=True)

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import at_least_float32, check_bool, check_integer, check_number
-from proxnet_tf.ops.multiview.correlation import Correlation
+from proxnet_tf.ops.multiview.correlation import CCA, Correlation
 from proxnet_tf.ops.multiview.prox import correlation_loss
 
 
@@ -53,8 +53,8 @@ class Border:
 
     Args:
         owner: name of the layer, loss or metric, for messages.
-        objective: "cca" for exactly two views, "gcca" for two or more.
-        num_components: k >= 1. For "cca" at most min(d1, d2), which None stands for; for "gcca" at
+        kind: `CCA` for exactly two views, `GCCA` for two or more.
+        num_components: k >= 1. For `CCA` at most min(d1, d2), which None stands for; for `GCCA` at
             most the sum of the widths.
         epsilon: ridge >= 0 on each view's covariance.
         split: widths of the views that come side by side in one tensor; two halves by default.
@@ -69,7 +69,7 @@ class Border:
     def __init__(
         self,
         owner: str,
-        objective: str,
+        kind: type[Correlation],
         num_components: int | None,
         *,
         epsilon: float,
@@ -78,8 +78,9 @@ class Border:
         synchronized: bool = False,
     ):
         self.owner = owner
-        self.objective = objective
-        if objective == "gcca" or num_components is not None:
+        self.kind = kind
+        self._two = kind is CCA
+        if not self._two or num_components is not None:
             num_components = check_integer("num_components", num_components)
         self.num_components = num_components
         self.epsilon = check_number("epsilon", epsilon, at_least=0.0)
@@ -118,7 +119,7 @@ class Border:
                     f"Received: {sizes}"
                 )
             return self.fixed
-        return Correlation(sizes, self._components(sizes), self.epsilon, self.objective)
+        return self.kind(sizes, self._components(sizes))
 
     def check(self, inputs: Any) -> Correlation:
         """Which correlation of which widths, from the views outside, symbolic or not.
@@ -173,9 +174,28 @@ class Border:
     def loss(self, inputs: Any, mask: Any = None, dtype: Any = None) -> tf.Tensor:
         """L of views outside: a scalar of the dtype of the rows, see `enter`."""
         views = self.enter(inputs, mask, dtype)
-        return correlation_loss(
-            views.rows, views.correlation, valid=views.valid, all_reduce=self.all_reduce
+        return self._of_all_replicas(
+            correlation_loss(
+                views.rows,
+                views.correlation,
+                self.epsilon,
+                valid=views.valid,
+                all_reduce=self.all_reduce,
+            )
         )
+
+    def _of_all_replicas(self, value: tf.Tensor) -> tf.Tensor:
+        """The value that every replica holds, where each has only the gradient of its own rows.
+
+        The value on each replica depends on the rows of all. So what is multiplied with the
+        gradient of a replica's rows is the sum of what arrives at all values.
+        """
+
+        @tf.custom_gradient
+        def held(value):
+            return tf.identity(value), lambda arriving: self.all_reduce(arriving)[0]
+
+        return held(value)
 
     def all_reduce(self, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Sums over the replicas if they count together; the same tensors otherwise."""
@@ -186,7 +206,7 @@ class Border:
 
     @property
     def _wanted(self) -> str:
-        return "two views" if self.objective == "cca" else "two or more views"
+        return "two views" if self._two else "two or more views"
 
     @property
     def _how(self) -> str:
@@ -196,7 +216,7 @@ class Border:
         )
 
     def _too_many(self, views: Sequence[Any]) -> bool:
-        return self.objective == "cca" and len(views) > 2
+        return self._two and len(views) > 2
 
     def _sizes_of_parts(self, shapes: list[tuple[int | None, ...]]) -> tuple[int, ...]:
         how = self._how
@@ -240,8 +260,9 @@ class Border:
         return self.split
 
     def _components(self, sizes: tuple[int, ...]) -> int:
-        two = self.objective == "cca"
-        most, bound = (min(sizes), "min(d1, d2)") if two else (sum(sizes), "d_1 + .. + d_J")
+        most, bound = sum(sizes), "d_1 + .. + d_J"
+        if self._two:
+            most, bound = min(sizes), "min(d1, d2)"
         k = most if self.num_components is None else self.num_components
         if k > most:
             raise ValueError(
@@ -256,10 +277,11 @@ class Border:
         shapes = [tuple(m.shape) for m in masks if m is not None]
         fits = all(len(s) == len(lead) and lead.is_compatible_with(s) for s in shapes)
         if len(masks) not in (1, len(parts)) or not fits:
+            wanted = ("(batch,)", "(batch, time)")[len(lead) - 1]
             raise ValueError(
-                f"The mask must be one tensor of the shape {('(batch,)', '(batch, time)')[len(lead) - 1]}"
-                f", or a list with one (or None) for each of the {len(parts)} inputs. Received "
-                f"{len(masks)} of the shapes {shapes} for views of the shape {(*lead, 'd_j')}."
+                f"The mask must be one tensor of the shape {wanted}, or a list with one (or None) "
+                f"for each of the {len(parts)} inputs. Received {len(masks)} of the shapes "
+                f"{shapes} for views of the shape {(*lead, 'd_j')}."
             )
         present = [tf.cast(m, tf.bool) for m in masks if m is not None]
         if self.nan_is_missing:

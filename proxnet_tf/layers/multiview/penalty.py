@@ -4,16 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from proxnet_tf.checks import check_number
 from proxnet_tf.layers.multiview.base import MultiviewLayer
 from proxnet_tf.layers.multiview.border import Border
+from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
 
 
 class _Penalty(MultiviewLayer):
     """What CCARegularizer and GCCARegularizer share: everything but the objective."""
 
-    _objective: str
+    _kind: type[Correlation]
 
     def __init__(
         self,
@@ -28,7 +30,7 @@ class _Penalty(MultiviewLayer):
     ):
         border = Border(
             type(self).__name__,
-            self._objective,
+            self._kind,
             num_components,
             epsilon=epsilon,
             split=split,
@@ -41,6 +43,21 @@ class _Penalty(MultiviewLayer):
     def call(self, inputs: Any, mask: Any = None) -> Any:
         self.add_loss(self.weight * self.border.loss(inputs, mask, self.compute_dtype))
         return inputs
+
+    @property
+    def _losses(self) -> list[Any]:
+        """What `add_loss` was given, where Keras keeps it: here a list for each replica.
+
+        The replicas of a strategy share the layer and take turns inside `call` when they exchange
+        sums. With one list, one replica would find or clear the loss of another.
+        """
+        replica = tf.distribute.get_replica_context()
+        index = tf.get_static_value(replica.replica_id_in_sync_group) if replica else 0
+        return self.__dict__.setdefault("_losses_of_replicas", {}).setdefault(int(index or 0), [])
+
+    @_losses.setter
+    def _losses(self, losses: list[Any]) -> None:
+        self._losses[:] = losses
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "weight": self.weight}
@@ -86,7 +103,7 @@ class CCARegularizer(_Penalty):
     Reference: Li, Ma, Zhang (2020), sections 1 and 6 (RRM).
     """
 
-    _objective = "cca"
+    _kind = CCA
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -117,4 +134,4 @@ class GCCARegularizer(_Penalty):
     Reference: Li, Ma, Zhang (2020), appendix on multiview learning, and section 6 (RRM).
     """
 
-    _objective = "gcca"
+    _kind = GCCA

@@ -19,14 +19,14 @@ from proxnet_tf.checks import (
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.layers.multiview.base import MultiviewLayer
 from proxnet_tf.layers.multiview.border import Border, Views
-from proxnet_tf.ops.linear.report import Report
+from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
 from proxnet_tf.ops.multiview.prox import correlations, gram_of, multiview_prox
 
 
 class _MultiviewProx(HasLam, MultiviewLayer):
     """What ProxCCA and ProxGCCA share: everything but the objective."""
 
-    _objective: str
+    _kind: type[Correlation]
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         solvers.refuse_moved(kwargs, solver)
         border = Border(
             type(self).__name__,
-            self._objective,
+            self._kind,
             num_components,
             epsilon=epsilon,
             split=split,
@@ -108,18 +108,16 @@ class _MultiviewProx(HasLam, MultiviewLayer):
             views.rows,
             lam,
             views.correlation,
+            self.border.epsilon,
             valid=views.valid,
-            solver=self.solver.method,
+            settings=self.solver.settings,
             gradient=self.gradient,
-            tolerance=self.solver.tolerance,
-            max_iterations=self.solver.max_iterations,
-            jit=self.solver.jit,
             all_reduce=self.border.all_reduce,
-            solver_device=self.solver.device_for(views.correlation.width),
+            observer=self._monitor.backward(training),
         )
         if training and self.inference == "moving":
             self._move(views, *(nan_without(lam, x) for x in (found.mean, found.map)))
-        self._monitor.forward(Report(found.residual, found.iterations, found.converged))
+        self._monitor.forward(found.report)
         self._monitor.watch("correlation_before", found.correlation_before)
         self._monitor.watch("correlation", found.correlation_after)
         return nan_without(lam, found.output)
@@ -142,8 +140,8 @@ class _MultiviewProx(HasLam, MultiviewLayer):
 
     def _watch(self, name: str, views: Views, rows: tf.Tensor) -> None:
         if self._monitor:
-            gram, count = gram_of(tf.stop_gradient(rows), views.valid, self.border.all_reduce)
-            value = correlations(views.correlation, gram, count)
+            gram = gram_of(tf.stop_gradient(rows), views.valid, self.border.all_reduce)
+            value = correlations(views.correlation, self.border.epsilon, *gram)
             self._monitor.watch(name, tf.reduce_sum(value))
 
     @property
@@ -182,8 +180,12 @@ class ProxCCA(_MultiviewProx):
 
     The problem is not convex: the layer returns the minimiser that descent from the inputs
     reaches, a deterministic function of the batch. Each view stays in its own row space, so
-    constant columns come out unchanged and duplicated columns stay equal.
-    THRESHOLD
+    constant columns come out unchanged and duplicated columns stay equal. What counts as rounding
+    does not depend on the units of a column: each column is scaled to variance one first, and a
+    direction of a view with at most 1e-10 of that (1e-6 in batches of more than 4,096 float32
+    rows), or with no more than the rounding of its columns in their own dtype explains, stays as
+    it is. The ridge eps and the distance, however, are in the units of the columns.
+
     With fewer than two rows, or all rows equal, the output is the input. Where
     sigma_k = sigma_{k+1} the map is not differentiable and the gradient ignores the tie. A second
     derivative raises `NotImplementedError`. A batch with a value that is not finite comes out as
@@ -260,7 +262,7 @@ class ProxCCA(_MultiviewProx):
     Reference: Li, Ma, Zhang, Proximal Mapping for Deep Regularization (2020), section 5.
     """
 
-    _objective = "cca"
+    _kind = CCA
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -311,4 +313,4 @@ class ProxGCCA(_MultiviewProx):
     multiview learning.
     """
 
-    _objective = "gcca"
+    _kind = GCCA

@@ -95,17 +95,17 @@ def _newton(w: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         change /= total
         moved = (error + change) / growth
         p = tf.minimum(p - moved, 0)
-        # Quadratic convergence; the curvature over the slope is below 1/growth.
+        # Quadratic convergence: half the square of what is left remains.
         left = _largest(tf.abs(moved) / tf.minimum(growth, 1))
         return p, tf.exp(p), nu + change, left
 
     _, z, _, left = tf.while_loop(
-        lambda *state: state[-1] > 0.1 * np.sqrt(precision),
+        lambda *state: state[-1] > np.sqrt(precision),
         step,
         (p, z, nu, tf.ones([], w.dtype)),
         maximum_iterations=10,
     )
-    return z, left <= 0.1 * np.sqrt(precision)
+    return z, left <= np.sqrt(precision)
 
 
 def _nested(w: tf.Tensor, lam: tf.Tensor, floor: tf.Tensor) -> tf.Tensor:

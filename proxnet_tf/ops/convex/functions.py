@@ -77,8 +77,8 @@ def prox_l2(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     Where ||x|| <= 1/lam both z and the gradient are 0.
 
     Example:
-        >>> prox_l2([3.0, 4.0], 1.0).numpy().tolist()
-        [2.4, 3.2]
+        >>> prox_l2([6.0, 8.0], 0.2).numpy().round(4).tolist()
+        [3.0, 4.0]
     """
 
     def solve(x: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
@@ -120,8 +120,8 @@ def prox_group_l2(x: tf.Tensor, lam: float | tf.Tensor, group_size: int = 2) -> 
     ||x_g|| <= 1/lam becomes 0 with gradient 0.
 
     Example:
-        >>> prox_group_l2([3.0, 4.0, 0.1, 0.1], 1.0).numpy().tolist()
-        [2.4, 3.2, 0.0, 0.0]
+        >>> prox_group_l2([6.0, 8.0, 0.1, 0.1], 0.2).numpy().round(4).tolist()
+        [3.0, 4.0, 0.0, 0.0]
     """
     return tf.reshape(prox_l2(_grouped(x, group_size), lam), tf.shape(x))
 

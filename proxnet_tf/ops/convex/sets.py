@@ -336,7 +336,7 @@ def project_standardized(x: tf.Tensor) -> tf.Tensor:
     for a constant x every point of it is equally near, and 0 is returned with gradient 0.
 
     Example:
-        >>> project_standardized([0.0, 2.0]).numpy().tolist()
+        >>> project_standardized([0.0, 2.0]).numpy().round(4).tolist()
         [-1.0, 1.0]
     """
 

@@ -7,6 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from proxnet_tf.ops.convex import functions as proximal
+from proxnet_tf.ops.convex import entropy
 from proxnet_tf.ops.convex import sets as projections
 from proxnet_tf.ops.convex import total_variation
 from proxnet_tf.ops.convex.table import OPERATORS
@@ -210,36 +211,6 @@ def test_gradient_at_a_kink_is_the_documented_one(name, x, lam, y, expected):
     np.testing.assert_allclose(case.gradients(x, y, lam)[0][0], expected, atol=1e-12)
 
 
-EXAMPLES = [
-    (lambda: projections.project_box([2.0, -0.5]), [1.0, -0.5]),
-    (lambda: projections.project_nonnegative([2.0, -0.5]), [2.0, 0.0]),
-    (lambda: projections.project_l2_ball([3.0, 4.0]), [0.6, 0.8]),
-    (lambda: projections.project_simplex([1.0, 0.5, -1.0]), [0.75, 0.25, 0.0]),
-    (lambda: projections.project_l1_ball([1.0, -0.5]), [0.75, -0.25]),
-    (lambda: projections.project_isotonic([1.0, 3.0, 2.0]), [1.0, 2.5, 2.5]),
-    (lambda: projections.project_standardized([0.0, 2.0]), [-1.0, 1.0]),
-    (lambda: total_variation.prox_total_variation([0.0, 4.0], 1.0), [1.0, 3.0]),
-    (lambda: total_variation.prox_fused_lasso([0.0, 4.0], 1.0), [0.0, 2.0]),
-    (lambda: proximal.prox_l1([3.0, -0.5], 1.0), [2.0, 0.0]),
-    (lambda: proximal.prox_elastic_net([3.0, -0.5], 1.0), [1.0, 0.0]),
-    (lambda: proximal.prox_l2([3.0, 4.0], 1.0), [2.4, 3.2]),
-    (lambda: proximal.prox_group_l2([3.0, 4.0, 0.1, 0.1], 1.0), [2.4, 3.2, 0.0, 0.0]),
-    (lambda: proximal.prox_squared_l2([3.0], 2.0), [2.0]),
-    (
-        lambda: proximal.prox_quadratic([3.0, 3.0], 1.0, **proximal.spectrum([[2, 0], [0, 0]])),
-        [1.0, 3.0],
-    ),
-    (lambda: proximal.prox_l_inf([3.0, 1.0], 1.0), [2.0, 1.0]),
-    (lambda: proximal.prox_entropy([0.0, np.log(3.0)], 1.0), [0.25, 0.75]),
-    (lambda: proximal.prox_nuclear([[3.0, 0.0], [0.0, 0.5]], 1.0), [[2.0, 0.0], [0.0, 0.0]]),
-]
-
-
-@pytest.mark.parametrize("compute, expected", EXAMPLES)
-def test_docstring_examples(compute, expected):
-    np.testing.assert_allclose(compute(), expected, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", CONVEX)
 def test_zero_input(name):
     case = Case(name, 4)
@@ -354,7 +325,7 @@ def test_worked_values_of_r():
 
 def test_entropy_at_one_is_the_softmax():
     x = 5 * np.random.default_rng(4).standard_normal((3, 6))
-    np.testing.assert_allclose(proximal.prox_entropy(x, 1.0), tf.nn.softmax(x), atol=1e-14)
+    np.testing.assert_allclose(entropy.prox_entropy(x, 1.0), tf.nn.softmax(x), atol=1e-14)
 
 
 def test_total_variation_is_exact_on_long_rows():

@@ -20,7 +20,7 @@ from pathlib import Path
 from timing import HEADER
 
 FOLDER = Path(__file__).parent
-ROWS = "\x1erows "  # what a process prints before its rows
+ROWS = "rows of the table: "  # what a process prints before its rows
 
 
 def scripts():

@@ -3,7 +3,8 @@
 Digits seen through three feature extractors; each view of a training row is missing with
 probability 0.3. A model predicts by the mean of the logits of the views that are there. It is
 trained on the complete rows alone, or on all of them, with and without `ProxGCCA`: rows that lack a
-view pass the layer unchanged, and it solves for the others as if they were alone.
+view pass the layer unchanged, and it solves for the others as if they were alone. Keeping the rows
+halves the error; the layer makes no difference to these views.
 
 To copy: one mask a view, from NaN in the data to the layer and to the mean of the logits.
 """
@@ -42,7 +43,7 @@ class Incomplete(keras.Model):
 
 def main(arguments=None):
     options = show.options(__doc__, arguments)
-    seeds, epochs = (1, 2) if options.small else (3, 15)
+    seeds, epochs = (1, 2) if options.small else (2, 10)
     views, labels = load_multiple_features(["fou", "kar", "zer"])
     views = [(x - x.mean(0)) / x.std(0) for x in views.values()]
     errors = {}

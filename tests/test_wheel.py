@@ -41,9 +41,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(unpacked):
         "proxnet_tf"
     }
     files = {
-        path.relative_to(unpacked)
-        for path in unpacked.rglob("proxnet_tf/**/*")
-        if path.is_file()
+        path.relative_to(unpacked) for path in unpacked.rglob("proxnet_tf/**/*") if path.is_file()
     }
     wanted = {
         path.relative_to(ROOT)

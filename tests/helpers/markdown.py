@@ -16,7 +16,7 @@ def fenced_blocks(text):
 
 
 def commands(text):
-    """The commands that a text shows: in `sh` blocks and in inline code, `python ...` and `make ...`.
+    """The commands that a text shows: lines of `sh` blocks, and inline code that begins like one.
 
     Inline code may go over the end of a line; comments are left out.
     """

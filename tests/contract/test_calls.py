@@ -1,7 +1,5 @@
 """Calls: symbolic, eager and in a graph agree; shapes, dtypes, batches of 1 and of 0."""
 
-import contextlib
-
 import keras
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from tests.helpers.layer_checks import (
     head,
     length,
     map_inputs,
+    policy,
     randomize,
     symbolic,
 )
@@ -44,7 +43,7 @@ def test_symbolic_equals_eager_equals_graph(name):
         assert_same(keras.Model(inputs, outputs)(case.inputs), eager)
 
     for kind in (tuple, list):
-        shape = map_inputs(lambda x: kind((None, *x.shape[1:])), case.inputs)
+        shape = map_inputs(lambda x, kind=kind: kind((None, *x.shape[1:])), case.inputs)
         if isinstance(case.inputs, list):
             shape = kind(shape)
         found = layer.compute_output_shape(shape)
@@ -85,9 +84,7 @@ def test_dtype_of_the_policy(name, dtype):
 def _with_dtype(config, dtype):
     """The configuration with another policy, for the cell of a `keras.layers.RNN` too."""
     if isinstance(config, dict):
-        return {
-            k: dtype if k == "dtype" else _with_dtype(v, dtype) for k, v in config.items()
-        }
+        return {k: dtype if k == "dtype" else _with_dtype(v, dtype) for k, v in config.items()}
     return config
 
 
@@ -139,17 +136,6 @@ def test_inputs_of_another_dtype(name):
             assert type(error) is ValueError and "float" in str(error) and dtype in str(error)
         else:
             assert_same(outputs, expected, 1e-4)
-
-
-@contextlib.contextmanager
-def policy(dtype):
-    """The default policy of what is made inside."""
-    usual = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(dtype)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(usual)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16", "mixed_bfloat16"])

@@ -11,6 +11,7 @@ from tests.helpers.layer_checks import (
     assert_finite,
     assert_same,
     constructor_arguments,
+    policy,
     randomize,
     same_config,
 )
@@ -19,12 +20,8 @@ from tests.helpers.registry import MODELS
 
 def compiled(case, dtype=None):
     keras.utils.set_random_seed(0)
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(dtype or "float32")
-    try:
+    with policy(dtype or "float32"):
         model = case.make()
-    finally:
-        keras.config.set_dtype_policy(policy)
     logits = not isinstance(model, AdversarialModel) or model.from_logits
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=logits)
     model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])

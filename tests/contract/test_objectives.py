@@ -4,9 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from tests.helpers.layer_checks import assert_finite, assert_same, same_config
-from tests.helpers.registry import PAIR, SIZES, THREE, TRIPLE
-from tests.helpers.registry import CONFIGURED as ALL
+from tests.helpers.layer_checks import assert_finite, assert_same, policy, same_config
+from tests.helpers.registry import CONFIGURED, PAIR, SIZES, THREE, TRIPLE
 
 LOSSES = {"CCALoss": (PAIR, SIZES), "GCCALoss": (TRIPLE, THREE)}
 TARGET = np.zeros((len(PAIR), 1), "float32")
@@ -15,16 +14,16 @@ TARGET = np.zeros((len(PAIR), 1), "float32")
 def dense(width, *losses, **compiled):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(width)])
-    model.compile("sgd", *losses, jit_compile=False, **compiled)
+    model.compile("sgd", *losses, **({"jit_compile": False} | compiled))
     return model
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_survive_saving_and_train(name, tmp_path):
     x, _ = LOSSES[name]
-    model = dense(x.shape[1], ALL[name]())
+    model = dense(x.shape[1], CONFIGURED[name]())
     before = model.evaluate(x, TARGET, verbose=0)
-    np.testing.assert_allclose(before, ALL[name]()(TARGET, model(x)), rtol=1e-4)
+    np.testing.assert_allclose(before, CONFIGURED[name]()(TARGET, model(x)), rtol=1e-4)
     model.fit(x, TARGET, epochs=3, batch_size=len(x), verbose=0)
     after = model.evaluate(x, TARGET, verbose=0)
     assert after < before
@@ -38,8 +37,8 @@ def test_losses_survive_saving_and_train(name, tmp_path):
 @pytest.mark.parametrize("name", LOSSES)
 def test_dtype_of_a_loss_is_that_of_its_result(name, dtype):
     x, _ = LOSSES[name]
-    config = ALL[name]().get_config() | {"dtype": dtype}
-    loss = type(ALL[name]()).from_config(config)
+    config = CONFIGURED[name]().get_config() | {"dtype": dtype}
+    loss = type(CONFIGURED[name]()).from_config(config)
     value = loss(TARGET, x)
     assert keras.backend.standardize_dtype(value.dtype) == dtype
     wanted = type(loss).from_config(config | {"dtype": "float64"})(TARGET, x.astype("float64"))
@@ -51,26 +50,22 @@ def test_dtype_of_a_loss_is_that_of_its_result(name, dtype):
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_of_small_batches_are_finite(name, rows):
     x, _ = LOSSES[name]
-    assert_finite(ALL[name]()(TARGET[:rows], x[:rows]))
+    assert_finite(CONFIGURED[name]()(TARGET[:rows], x[:rows]))
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float64"])
+@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "float64"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_train_under_every_policy(name, policy):
+def test_losses_train_under_every_policy(name, dtype):
     x, _ = LOSSES[name]
-    usual = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    try:
-        model = dense(x.shape[1], ALL[name]())
+    with policy(dtype):
+        model = dense(x.shape[1], CONFIGURED[name](), run_eagerly=True)
         history = model.fit(x, TARGET, epochs=2, verbose=0, batch_size=len(x)).history["loss"]
-    finally:
-        keras.config.set_dtype_policy(usual)
     assert_finite([*history, *model.weights])
     assert history[1] < history[0]
 
 
 def test_metric_is_that_of_the_epoch_and_survives_saving(tmp_path):
-    make = ALL["CanonicalCorrelation"]
+    make = CONFIGURED["CanonicalCorrelation"]
     whole = make()
     whole.update_state(TARGET, PAIR)
     parts = make()
@@ -95,7 +90,7 @@ def test_metric_is_that_of_the_epoch_and_survives_saving(tmp_path):
 
 def test_two_metrics_in_one_model():
     names = ("one", "other")
-    kind = type(ALL["CanonicalCorrelation"]())
+    kind = type(CONFIGURED["CanonicalCorrelation"]())
     metrics = [kind(k + 1, split=SIZES, name=name) for k, name in enumerate(names)]
     model = dense(7, "mse", metrics=metrics)
     found = model.evaluate(PAIR, np.zeros_like(PAIR), verbose=0, return_dict=True)

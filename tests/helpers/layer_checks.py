@@ -1,5 +1,6 @@
 """What the contract tests share: comparisons, arguments of constructors, small models."""
 
+import contextlib
 import inspect
 import json
 
@@ -92,3 +93,14 @@ def randomize(layer, seed=1):
 def length(inputs):
     """The number of examples."""
     return len(inputs[0] if isinstance(inputs, list) else inputs)
+
+
+@contextlib.contextmanager
+def policy(dtype):
+    """The default policy of what is made inside."""
+    usual = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(usual)

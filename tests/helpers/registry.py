@@ -37,7 +37,7 @@ from proxnet_tf import (
 )
 from tests.helpers.data import shared_views
 
-BATCH, STEPS, FEATURES, UNITS = 6, 4, 3, 3
+BATCH, STEPS, FEATURES, UNITS = 4, 4, 3, 3
 SIZES, THREE = (3, 4), (3, 4, 2)
 
 
@@ -343,7 +343,6 @@ LAYERS = {
     ),
     "ProxLSTMCell": _rnn("ProxLSTMCell", (3, 1, 2, 1)),
     "ProxRNNCell of GRUCell": _rnn("ProxRNNCell of GRUCell", (3, 1, 2, 1)),
-    "ProxRNNCell of SimpleRNNCell": _rnn("ProxRNNCell of SimpleRNNCell", (3, 1, 2, 1)),
     "ProxRNNCell of LSTMCell": _rnn("ProxRNNCell of LSTMCell", (3, 1, 2, 1)),
     "ProxRNNCell of a user's cell": _rnn("ProxRNNCell of a user's cell", (1, 1, 1, 0)),
 }

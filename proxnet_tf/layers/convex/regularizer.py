@@ -35,7 +35,8 @@ class Regularizer:
     | `"fused_lasso"` | total variation + sparsity times l1 | `sparsity` >= 0 (1) |
 
     and the sets, R = 0 inside and +inf outside, whose map is the projection (`weight` and lam
-    change nothing): `"box"` (`low` = -1, `high` = 1, either may be infinite), `"nonnegative"`, `"l2_ball"` and
+    change nothing): `"box"` (`low` = -1, `high` = 1, which may be infinite), `"nonnegative"`,
+    `"l2_ball"` and
     `"l1_ball"` (`radius` > 0, 1), `"simplex"` (`total` > 0, 1), `"sparsemax"` (another name of the
     simplex), `"isotonic"` (non-decreasing), `"standardized"` (mean 0 and norm sqrt(n); not convex).
     The gradient at the kinks of each map is documented at its function in `proxnet_tf.ops`.

@@ -2,7 +2,7 @@
 
 With w = lam (x - max x) and a = lam - 1 the map solves, in p_i = log z_i and one number nu a row,
 
-    p_i + a (e^{p_i} - 1) = w_i - nu,    sum_i e^{p_i} = 1                                     (1)
+    p_i + a (e^{p_i} - 1) = w_i - nu,    sum_i e^{p_i} = 1                                    (14)
 """
 
 import numpy as np
@@ -72,7 +72,7 @@ def _largest(v: tf.Tensor) -> tf.Tensor:
 
 
 def _newton(w: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Newton's method on (1) for p and nu together, from the softmax of w.
+    """Newton's method on (14) for p and nu together, from the softmax of w.
 
     Returns z and whether every row has converged, which very large and very small lam may prevent.
     """
@@ -80,7 +80,7 @@ def _newton(w: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     precision = np.finfo(w.dtype.as_numpy_dtype).eps
     p = tf.nn.log_softmax(w)
     z = tf.exp(p)
-    # The mean of (1) under z: nu = log sum e^w + a - a sum z^2.
+    # The mean of (14) under z: nu = log sum e^w + a - a sum z^2.
     nu = (w - p)[..., :1] + a * (1 - tf.reduce_sum(z**2, axis=-1, keepdims=True))
     target = w + lam  # p_i + (1 + a z_i) = w_i - nu + a + 1
 

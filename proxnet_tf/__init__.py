@@ -1,7 +1,7 @@
 """Proximal mapping as weight-free Keras layers (Li, Ma, Zhang, 2020)."""
 
 import importlib
-from types import ModuleType
+from types import ModuleType as _ModuleType
 
 from proxnet_tf.callbacks import LambdaSchedule, linear_lambda
 from proxnet_tf.layers.convex.activations import prox_of_activation
@@ -58,7 +58,7 @@ __all__ = [
 _LAZY = ("datasets", "tuning")  # loaded when they are first named; tuning needs KerasTuner
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> _ModuleType:
     if name in _LAZY:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,7 +13,7 @@ from proxnet_tf.checks import (
     check_integer,
     check_number,
 )
-from proxnet_tf.models.base import mask_of, over_last_axes, with_mask
+from proxnet_tf.models.base import mask_of, over_last_axes
 
 
 def normalize_per_example(x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
@@ -61,7 +61,7 @@ class _Divergence(keras.losses.Loss):
     """KL(y_true || y_pred), reduced, masked and weighted as every Keras loss is."""
 
     def __init__(self, from_logits: bool, **kwargs: Any):
-        super().__init__(**kwargs)
+        super().__init__(name="divergence", **kwargs)
         self.from_logits = from_logits
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
@@ -212,8 +212,10 @@ class AdversarialModel(keras.Model):
         mask = masks[0] if masks else mask_of(z)
 
         def predict(perturbation: tf.Tensor) -> Any:
-            moved = with_mask(z + perturbation, mask_of(z))
-            return back([*points[:position], moved, *points[position + 1 :]], training=training)
+            moved = [*points[:position], z + perturbation, *points[position + 1 :]]
+            known = [mask_of(z) if k == position else None for k in range(len(points))]
+            masks = {} if mask_of(z) is None else {"mask": known}
+            return back(moved, training=training, **masks)
 
         return predict, z, mask
 

@@ -1,6 +1,7 @@
 """What the multiview models share: encoders and predictors, masks, CCA or GCCA."""
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -84,6 +85,25 @@ def over_last_axes(mask: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.cast(mask, tf.bool), tf.concat([tf.shape(mask), ones], 0))
 
 
+def apply(layer: keras.layers.Layer, x: tf.Tensor, **mode: Any) -> tf.Tensor:
+    """`layer(x)`, masked where x is.
+
+    A model hands a mask on to its layers, but Keras warns that it would not, unless the mask is an
+    argument. A mask of whole examples, `(batch,)`, is one of the output too, whatever the layer.
+    """
+    mask = mask_of(x)
+    if mask is None:
+        return layer(x, **mode)
+    if not layer.supports_masking and "mask" in inspect.signature(layer.call).parameters:
+        x, mode = tf.identity(x), {**mode, "mask": mask}
+    elif len(mask.shape) == 1 and not layer.supports_masking:
+        x = tf.identity(x)
+    output = layer(x, **mode)
+    if len(mask.shape) == 1 and mask_of(output) is None:
+        output = with_mask(tf.identity(output), mask)
+    return output
+
+
 class MultiviewModel(keras.Model):
     """An encoder and a predictor per view; the prediction averages the logits or takes one view's.
 
@@ -160,7 +180,7 @@ class MultiviewModel(keras.Model):
             if self.nan_is_missing and tf.as_dtype(x.dtype).is_floating:
                 missing = tf.math.is_nan(x)
                 x = with_mask(tf.where(missing, tf.zeros_like(x), x), mask_of(x))
-            code = encoder(x, **mode)
+            code = apply(encoder, x, **mode)
             if missing is not None:
                 # A code (batch, d) is of a whole example, a code (batch, time, d) of its steps.
                 axes = list(range(len(code.shape) - 1, len(x.shape)))
@@ -171,7 +191,7 @@ class MultiviewModel(keras.Model):
         return codes, views
 
     def _logits(self, features: Sequence[tf.Tensor], training: bool) -> Any:
-        logits = [p(x) for p, x in zip(self.predictors, features, strict=True)]
+        logits = [apply(p, x) for p, x in zip(self.predictors, features, strict=True)]
         if self.predict_with == "average":
             return average(logits, valid_only=self.nan_is_missing)
         return logits if training else logits[self.predict_with]

@@ -9,6 +9,7 @@ import tensorflow as tf
 from proxnet_tf.checks import check_number
 from proxnet_tf.models.base import (
     MultiviewModel,
+    apply,
     build_and_infer,
     check_layers,
     family_of,
@@ -277,7 +278,7 @@ class _Pretraining(keras.Model):
         if self.decoders:
             error = tf.add_n(
                 [
-                    mean_square(tf.cast(x, code.dtype) - decoder(code), mask)
+                    mean_square(tf.cast(x, code.dtype) - apply(decoder, code), mask)
                     for x, code, decoder, mask in zip(
                         views, codes, self.decoders, masks, strict=True
                     )

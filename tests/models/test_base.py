@@ -8,6 +8,8 @@ from keras.layers import Dense
 from proxnet_tf import (
     CanonicalCorrelation,
     CCALoss,
+    ProxCCA,
+    ProxGCCA,
     gcca_loss,
 )
 from proxnet_tf.models import DCCA, DCCAE, METHODS, MultiviewClassifier, multiview_model
@@ -335,6 +337,27 @@ def test_missing_views(views, predict_with):
     model.compile("sgd", entropy())
     model.fit(holes, labels, epochs=1, verbose=0)
     assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+def test_models_as_predictors_get_and_give_masks():
+    """Without Keras's warning that a model would destroy them; warnings are errors here."""
+    views, labels, valid = padded()
+    networks = [keras.Sequential([Dense(4, activation="relu"), Dense(2)]) for _ in range(2)]
+    model = MultiviewClassifier(maskers(), networks, method="vanilla")
+    model.compile("sgd", entropy())
+    found = model.evaluate(views, labels, batch_size=8, verbose=0)
+    np.testing.assert_allclose(found, loss_over(model(views), labels, valid), rtol=1e-5)
+    data, labels = make_data(20)
+    data[0][:5] = np.nan
+    networks = [
+        keras.Sequential([keras.layers.Reshape((2, 2)), keras.layers.Flatten(), Dense(2)])
+        for _ in range(2)
+    ]
+    codes = [Dense(4), Dense(4)]
+    model = MultiviewClassifier(codes, networks, method="vanilla", nan_is_missing=True)
+    logits = [np.asarray(p(f(np.nan_to_num(x)))) for p, f, x in zip(networks, codes, data)]  # noqa: B905
+    np.testing.assert_allclose(model(data)[:5], logits[1][:5], atol=1e-6)
+    np.testing.assert_allclose(model(data)[5:], (logits[0] + logits[1])[5:] / 2, atol=1e-6)
 
 
 def test_missing_steps():

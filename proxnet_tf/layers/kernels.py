@@ -364,9 +364,7 @@ class ProxKernelFeatures(keras.layers.Layer):
                 value += invariance.weight * tf.reduce_sum(tf.sqrt(squares), axis=-1)
             return value
 
-        return smooth_prox(
-            regularizer, plain, lam, observer=self._monitor.backward(training)
-        )
+        return smooth_prox(regularizer, plain, lam, observer=self._monitor.backward(training))
 
     @property
     def status(self) -> dict[str, float]:

@@ -82,9 +82,7 @@ def apply_closed_form(
     return tf.reshape(z, tf.shape(x))
 
 
-def projection_onto(
-    form: Regularizer, lam: tf.Tensor, seen: tf.Tensor, over: str
-) -> Projection:
+def projection_onto(form: Regularizer, lam: tf.Tensor, seen: tf.Tensor, over: str) -> Projection:
     """The projection of rows, each of which is an input of shape `seen` or a part of one.
 
     Args:

@@ -90,11 +90,7 @@ class Prox(keras.layers.Layer):
 
     def __init__(
         self,
-        regularizer: str
-        | Regularizer
-        | Callable[..., tf.Tensor]
-        | Mapping[str, Any]
-        | None = None,
+        regularizer: str | Regularizer | Callable[..., tf.Tensor] | Mapping[str, Any] | None = None,
         *,
         lam: float = 1.0,
         constraint: str | Regularizer | None = None,
@@ -284,9 +280,7 @@ class Prox(keras.layers.Layer):
         return cls(**config)
 
 
-def _arguments(
-    given: Mapping[str, Any], constraint: Any, start: Any
-) -> tuple[Any, Any, Any]:
+def _arguments(given: Mapping[str, Any], constraint: Any, start: Any) -> tuple[Any, Any, Any]:
     """`regularizer`, `constraint` and `start` from what `prox_of_activation` returns."""
     names = ("regularizer", "constraint", "start")
     if not set(given) <= set(names) or constraint is not None or start is not None:

@@ -170,9 +170,7 @@ def dropout_solution(
             lost = tf.cast(~solved, cotangent.dtype)
             return observed(observer, Report(lost, tf.zeros([], tf.int32), solved), gradients)
 
-        def of_point(
-            cotangent: tf.Tensor, *_: tf.Tensor
-        ) -> tuple[tf.Tensor, tf.Tensor]:
+        def of_point(cotangent: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return differentiable_once(gradient)(cotangent, rows, lam)
 
         return (point, tf.squeeze(residual, -1), steps), of_point

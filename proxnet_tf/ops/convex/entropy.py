@@ -22,7 +22,8 @@ def entropy(z: tf.Tensor) -> tf.Tensor:
     """
     z = tf.convert_to_tensor(z)
     inside = tf.reduce_sum(tf.math.xlogy(tf.nn.relu(z), tf.nn.relu(z)) - z**2 / 2, axis=-1)
-    return inside + simplex(z)
+    off = simplex(z)
+    return tf.where(off == 0, inside, off)
 
 
 def prox_entropy(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:

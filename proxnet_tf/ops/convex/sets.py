@@ -311,9 +311,7 @@ def project_isotonic(x: tf.Tensor) -> tf.Tensor:
         size = piece_sum(tf.ones_like(x))
         return z, lambda y: piece_sum(y) / size
 
-    x = tf.convert_to_tensor(x)
-    # The kernel refuses vectors without entries.
-    return x if x.shape[-1] == 0 else symmetric_map(solve, x)
+    return symmetric_map(solve, x)
 
 
 def standardized(z: tf.Tensor) -> tf.Tensor:

@@ -55,9 +55,6 @@ def test_symbolic_equals_eager_equals_graph(name):
         (s.shape, s.dtype) for s in tree.flatten(outputs)
     ]
     assert len(layer.losses) == case.losses
-    seeds = [v for v in layer.non_trainable_variables if "seed" in v.name]
-    counts = [layer.trainable_weights, layer.non_trainable_weights, layer.non_trainable_variables]
-    assert (*map(len, counts), len(seeds)) == case.weights
 
 
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "float64"])
@@ -150,8 +147,8 @@ def test_fit_moves_what_is_trainable_and_keeps_everything_finite(name, dtype):
         outputs = [head(layer(scaled)), head(frozen(scaled))]
         model = keras.Model(inputs, keras.layers.Add()(outputs))
     before, fixed = model.get_weights(), frozen.get_weights()
-    # In a graph once: eager steps cost less than tracing.
-    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=dtype != "float32")
+    # Eager steps cost less than tracing; `run_layer_test` trains in a graph.
+    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
     target = np.ones((length(case.inputs), 1), "float32")
     history = model.fit(case.inputs, target, batch_size=6, epochs=1, verbose=0, shuffle=False)
     assert_finite([*history.history["loss"], *model.weights])

@@ -139,6 +139,7 @@ class Layer:
             hands the mask on), "respected" (masked steps take no part), "steps" (a recurrent
             layer), or "" for layers without time steps.
         losses: how many losses a call adds.
+        jit: whether XLA compiles a model that holds the layer.
         half: tolerance of the 16-bit outputs relative to those in float32.
     """
 
@@ -150,6 +151,7 @@ class Layer:
     rows: str = "apart"
     masks: str = ""
     losses: int = 0
+    jit: bool = False
     half: float = 0.03
 
     def make(self, **more):
@@ -199,6 +201,7 @@ def _rnn(name, weights):
         SEQUENCES,
         weights,
         masks="steps",
+        jit=True,
     )
 
 
@@ -260,18 +263,23 @@ LAYERS = {
         rows="together",
         losses=1,
     ),
-    "Prox l1": _prox(SEQUENCES, lambda: dict(regularizer="l1"), masks="passed"),
+    "Prox l1": _prox(SEQUENCES, lambda: dict(regularizer="l1"), masks="passed", jit=True),
     "Prox group_l2": _prox(
-        ROWS, lambda: dict(regularizer=Regularizer("group_l2", weight=0.5, group_size=3))
+        ROWS,
+        lambda: dict(regularizer=Regularizer("group_l2", weight=0.5, group_size=3)),
+        jit=True,
     ),
     "Prox simplex along an axis": _prox(
-        SEQUENCES, lambda: dict(constraint=Regularizer("simplex", total=2.0), axis=1)
+        SEQUENCES, lambda: dict(constraint=Regularizer("simplex", total=2.0), axis=1), jit=True
     ),
     "Prox nuclear over the batch": _prox(
         ROWS, lambda: dict(regularizer="nuclear", over="batch"), rows="together"
     ),
     "Prox total_variation over time": _prox(
-        SEQUENCES, lambda: dict(regularizer="total_variation", over="time"), masks="respected"
+        SEQUENCES,
+        lambda: dict(regularizer="total_variation", over="time"),
+        masks="respected",
+        jit=True,
     ),
     "Prox of a function": _prox(
         SEQUENCES,
@@ -284,7 +292,9 @@ LAYERS = {
         ROWS, lambda: dict(regularizer=log_cosh, constraint="simplex", monitor=False)
     ),
     "Prox of a layer with a context": _prox(
-        [ROWS, ROWS[::-1].copy()], lambda: dict(regularizer=Pull(), monitor=False), (1, 1, 0)
+        [ROWS, ROWS[::-1].copy()],
+        lambda: dict(regularizer=Pull(dtype="float32"), monitor=False),
+        (1, 1, 0),
     ),
     "ProxDropout": Layer(
         ProxDropout, lambda: dict(lam=0.4, num_points=40), SEQUENCES, (0, 1, 0), masks="passed"
@@ -298,13 +308,14 @@ LAYERS = {
         SEQUENCES[:, 0],
         (0, 6, 0),
     ),
-    "ProxLSTM": Layer(ProxLSTM, _lstm(), SEQUENCES, (3, 1, 1)),
+    "ProxLSTM": Layer(ProxLSTM, _lstm(), SEQUENCES, (3, 1, 1), jit=True),
     "ProxLSTM, sequences": Layer(
         ProxLSTM,
         _lstm(return_sequences=True, jit_compile=False, solver="cholesky", max_iterations=9),
         SEQUENCES,
         (3, 1, 1),
         masks="steps",
+        jit=True,
     ),
     "ProxLSTM, unrolled": Layer(
         ProxLSTM,
@@ -321,6 +332,7 @@ LAYERS = {
         SEQUENCES,
         (3, 1, 1),
         losses=3,
+        jit=True,
     ),
     "ProxLSTMCell": _rnn("ProxLSTMCell", (3, 1, 1)),
     "ProxRNNCell of GRUCell": _rnn("ProxRNNCell of GRUCell", (3, 1, 1)),

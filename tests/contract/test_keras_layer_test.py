@@ -22,7 +22,7 @@ def test_run_layer_test(name, dtype):
     if case.cls is keras.layers.RNN:
         cell = arguments["cell"]
         arguments["cell"] = type(cell).from_config(cell.get_config() | {"dtype": dtype})
-    trainable, fixed, variables, seeds = case.weights
+    trainable, fixed, seeds = case.weights
     outputs = flat(case.cls(**arguments)(case.inputs))
     shapes = [o.shape for o in outputs]
     half = keras.DTypePolicy(dtype).compute_dtype
@@ -37,7 +37,7 @@ def test_run_layer_test(name, dtype):
         expected_output_dtype=half if single else structure([half] * len(shapes)),
         expected_num_trainable_weights=trainable,
         expected_num_non_trainable_weights=fixed,
-        expected_num_non_trainable_variables=variables,
+        expected_num_non_trainable_variables=fixed + seeds,
         expected_num_seed_generators=seeds,
         expected_num_losses=case.losses,
         supports_masking=True,

@@ -14,23 +14,28 @@ from tests.helpers.layer_checks import (
     policy,
     randomize,
     same_config,
+    symbolic,
 )
 from tests.helpers.registry import MODELS
 
 
-def compiled(case, dtype=None):
+def compiled(case, dtype="float32", **options):
     keras.utils.set_random_seed(0)
-    with policy(dtype or "float32"):
+    with policy(dtype):
         model = case.make()
-    logits = not isinstance(model, AdversarialModel) or model.from_logits
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=logits)
-    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    compile_again(model, **options)
     return model
 
 
-def trained(case, dtype=None):
+def compile_again(model, **options):
+    logits = not isinstance(model, AdversarialModel) or model.from_logits
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=logits)
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"], **options)
+
+
+def trained(case, dtype="float32", **options):
     """A model after one epoch, and its history."""
-    model = compiled(case, dtype)
+    model = compiled(case, dtype, **options)
     if case.pretrained:
         model.pretrain(case.inputs, batch_size=8, epochs=1, verbose=0)
     history = model.fit(case.inputs, case.targets, batch_size=8, epochs=1, verbose=0, shuffle=False)
@@ -66,6 +71,8 @@ def test_outputs_and_shapes(fitted):
     output = np.asarray(model(case.inputs))
     assert_finite(output)
     assert_same(model.predict(case.inputs, verbose=0), output)
+    spec = model(symbolic(case.inputs))  # as a part of another model
+    assert spec.shape == (None, *output.shape[1:]) and spec.dtype == output.dtype
     single = not isinstance(case.inputs, list)
     shape = case.inputs.shape if single else [x.shape for x in case.inputs]
     assert tuple(model.compute_output_shape(shape)) == output.shape
@@ -76,6 +83,7 @@ def test_outputs_and_shapes(fitted):
 def test_files_and_copies(fitted, tmp_path):
     case, model, _ = fitted
     expected = model(case.inputs)
+    compile_again(model, run_eagerly=True)  # which costs less than tracing for one batch
     model.save(tmp_path / "model.keras")
     reloaded = keras.saving.load_model(tmp_path / "model.keras")
     assert_same(reloaded(case.inputs), expected)
@@ -110,7 +118,7 @@ def test_paths_are_unique(fitted):
 @pytest.mark.parametrize("name", MODELS)
 def test_mixed_precision(name, dtype):
     case = MODELS[name]
-    model, history = trained(case, dtype)
+    model, history = trained(case, dtype, run_eagerly=True)
     assert_finite([history["loss"], *model.weights])
     assert {w.dtype for w in model.weights if "float" in w.dtype} == {"float32"}
     assert model(case.inputs).dtype == keras.DTypePolicy(dtype).compute_dtype
@@ -123,10 +131,11 @@ def test_frozen_model_keeps_its_weights(name):
     model(case.inputs)
     randomize(model)
     if case.pretrained:
-        model.pretrain(case.inputs, batch_size=8, epochs=1, verbose=0)
+        model.pretrained.assign(1.0)
     model.trainable = False
-    model.compile("sgd", model.loss)
+    compile_again(model, run_eagerly=True)
     before = [np.asarray(w) for w in model.weights]
-    model.fit(case.inputs, case.targets, epochs=1, verbose=0)
+    with pytest.warns(UserWarning, match="does not have any trainable weights"):
+        model.fit(case.inputs, case.targets, epochs=1, verbose=0)
     for weight, value in zip(model.weights, before, strict=True):
         np.testing.assert_array_equal(weight, value, weight.path)

@@ -71,12 +71,6 @@ def half(x):
 
 
 @register
-def near_context(z, context):
-    """An R that pulls towards a context."""
-    return 1.5 * tf.reduce_sum((z - context) ** 2, axis=-1)
-
-
-@register
 def roughness(z):
     """An R of a whole sequence."""
     return tf.reduce_sum((z[:, 1:] - z[:, :-1]) ** 2, axis=[1, 2]) / 2
@@ -97,15 +91,15 @@ def wide_kernel(dtype):
 
 
 @register
-class Softening(keras.layers.Layer):
-    """An R with a weight of its own."""
+class Pull(keras.layers.Layer):
+    """An R with a context and with weights of its own: how strongly each entry is pulled."""
 
     def build(self, shape):
         self.scale = self.add_weight(name="scale", shape=(shape[-1],), initializer="ones")
         self.built = True
 
-    def call(self, z):
-        return tf.reduce_sum(tf.cast(self.scale, z.dtype) ** 2 * z**2, axis=-1) / 2
+    def call(self, z, context):
+        return tf.reduce_sum(tf.cast(self.scale, z.dtype) ** 2 * (z - context) ** 2, axis=-1) / 2
 
 
 @register
@@ -138,25 +132,26 @@ class Layer:
     Attributes:
         cls, arguments: the layer is `cls(**arguments())`.
         inputs: a float32 array or a list of them, batch first.
-        weights: numbers of trainable weights, of non-trainable weights, of non-trainable variables
-            (metrics and seeds among them) and of seed generators.
+        weights: numbers of trainable weights, of non-trainable weights and of seed generators.
         training: the mode in which outputs are compared.
         rows: "apart" where each example is a problem of its own, "together" where the batch is one.
         masks: what a mask (batch, time) does: "passed" (the layer acts on each step by itself and
             hands the mask on), "respected" (masked steps take no part), "steps" (a recurrent
-            layer), "refused", or "" for layers without time steps.
+            layer), or "" for layers without time steps.
         losses: how many losses a call adds.
+        jit: whether XLA compiles a model that holds the layer.
         half: tolerance of the 16-bit outputs relative to those in float32.
     """
 
     cls: type
     arguments: Callable[[], dict]
     inputs: Any
-    weights: tuple[int, int, int, int]
+    weights: tuple[int, int, int]
     training: bool = False
     rows: str = "apart"
     masks: str = ""
     losses: int = 0
+    jit: bool = False
     half: float = 0.03
 
     def make(self, **more):
@@ -167,7 +162,7 @@ class Layer:
 PLAIN = {"jit_solver": False}
 
 
-def _prox(inputs, arguments, weights=(0, 1, 1, 0), **more):
+def _prox(inputs, arguments, weights=(0, 1, 0), **more):
     return Layer(Prox, lambda: arguments() | {"lam": 2.0}, inputs, weights, **more)
 
 
@@ -206,6 +201,7 @@ def _rnn(name, weights):
         SEQUENCES,
         weights,
         masks="steps",
+        jit=True,
     )
 
 
@@ -216,14 +212,14 @@ LAYERS = {
             num_components=2, lam=0.5, epsilon=0.01, inference="batch", split=SIZES, **PLAIN
         ),
         PAIR,
-        (0, 1, 1, 0),
+        (0, 1, 0),
         rows="together",
     ),
     "ProxCCA, moving, sequences": Layer(
         ProxCCA,
         lambda: dict(lam=0.5, inference="moving", momentum=0.5, monitor=True, **PLAIN),
         VIEW_SEQUENCES,
-        (0, 3, 11, 0),
+        (0, 3, 0),
         rows="together",
         masks="respected",
     ),
@@ -231,7 +227,7 @@ LAYERS = {
         ProxCCA,
         lambda: dict(num_components=1, lam=0.5, split=SIZES, nan_is_missing=True, **PLAIN),
         PAIR.reshape(3, 4, -1),
-        (0, 1, 1, 0),
+        (0, 1, 0),
         training=True,
         rows="together",
         masks="respected",
@@ -240,21 +236,21 @@ LAYERS = {
         ProxGCCA,
         lambda: dict(num_components=4, lam=0.5, epsilon=0.1, inference="batch", **PLAIN),
         VIEWS,
-        (0, 1, 1, 0),
+        (0, 1, 0),
         rows="together",
     ),
     "ProxGCCA, moving": Layer(
         ProxGCCA,
         lambda: dict(num_components=4, lam=0.5, inference="moving", split=THREE, **PLAIN),
         TRIPLE,
-        (0, 3, 3, 0),
+        (0, 3, 0),
         rows="together",
     ),
     "CCARegularizer": Layer(
         CCARegularizer,
         lambda: dict(weight=0.3, num_components=2, epsilon=0.1),
         VIEW_SEQUENCES,
-        (0, 0, 0, 0),
+        (0, 0, 0),
         rows="together",
         masks="respected",
         losses=1,
@@ -263,22 +259,27 @@ LAYERS = {
         GCCARegularizer,
         lambda: dict(weight=0.3, num_components=4, epsilon=0.1, split=THREE, nan_is_missing=True),
         TRIPLE,
-        (0, 0, 0, 0),
+        (0, 0, 0),
         rows="together",
         losses=1,
     ),
-    "Prox l1": _prox(SEQUENCES, lambda: dict(regularizer="l1"), masks="passed"),
+    "Prox l1": _prox(SEQUENCES, lambda: dict(regularizer="l1"), masks="passed", jit=True),
     "Prox group_l2": _prox(
-        ROWS, lambda: dict(regularizer=Regularizer("group_l2", weight=0.5, group_size=3))
+        ROWS,
+        lambda: dict(regularizer=Regularizer("group_l2", weight=0.5, group_size=3)),
+        jit=True,
     ),
     "Prox simplex along an axis": _prox(
-        SEQUENCES, lambda: dict(constraint=Regularizer("simplex", total=2.0), axis=1)
+        SEQUENCES, lambda: dict(constraint=Regularizer("simplex", total=2.0), axis=1), jit=True
     ),
     "Prox nuclear over the batch": _prox(
         ROWS, lambda: dict(regularizer="nuclear", over="batch"), rows="together"
     ),
     "Prox total_variation over time": _prox(
-        SEQUENCES, lambda: dict(regularizer="total_variation", over="time"), masks="respected"
+        SEQUENCES,
+        lambda: dict(regularizer="total_variation", over="time"),
+        masks="respected",
+        jit=True,
     ),
     "Prox of a function": _prox(
         SEQUENCES,
@@ -290,40 +291,31 @@ LAYERS = {
     "Prox of a function on a set": _prox(
         ROWS, lambda: dict(regularizer=log_cosh, constraint="simplex", monitor=False)
     ),
-    "Prox of a function over time": _prox(
-        SEQUENCES, lambda: dict(regularizer=roughness, over="time", monitor=False), masks="refused"
-    ),
-    "Prox of a function over the batch": _prox(
-        ROWS, lambda: dict(regularizer=spread, over="batch", monitor=False), rows="together"
-    ),
-    "Prox of a function with a context": _prox(
-        [ROWS, ROWS[::-1]], lambda: dict(regularizer=near_context, monitor=False)
-    ),
-    "Prox of a layer": _prox(
-        ROWS, lambda: dict(regularizer=Softening(), monitor=False), (1, 1, 1, 0)
-    ),
-    "Prox of an activation": _prox(
-        ROWS / 4, lambda: prox_of_activation("tanh") | {"monitor": False}
+    "Prox of a layer with a context": _prox(
+        [ROWS, ROWS[::-1].copy()],
+        lambda: dict(regularizer=Pull(dtype="float32"), monitor=False),
+        (1, 1, 0),
     ),
     "ProxDropout": Layer(
-        ProxDropout, lambda: dict(lam=0.4, num_points=40), SEQUENCES, (0, 1, 1, 0), masks="passed"
+        ProxDropout, lambda: dict(lam=0.4, num_points=40), SEQUENCES, (0, 1, 0), masks="passed"
     ),
     "ProxKernelFeatures": Layer(
-        ProxKernelFeatures, _kernel(power=-0.5), SEQUENCES, (0, 5, 5, 0), masks="passed"
+        ProxKernelFeatures, _kernel(power=-0.5), SEQUENCES, (0, 5, 0), masks="passed"
     ),
     "ProxKernelFeatures, solved": Layer(
         ProxKernelFeatures,
         _kernel(invariances=[Invariance("gradient_variation", weight=0.5), "graph_laplacian"]),
         SEQUENCES[:, 0],
-        (0, 6, 6, 0),
+        (0, 6, 0),
     ),
-    "ProxLSTM": Layer(ProxLSTM, _lstm(), SEQUENCES, (3, 1, 2, 1)),
+    "ProxLSTM": Layer(ProxLSTM, _lstm(), SEQUENCES, (3, 1, 1), jit=True),
     "ProxLSTM, sequences": Layer(
         ProxLSTM,
         _lstm(return_sequences=True, jit_compile=False, solver="cholesky", max_iterations=9),
         SEQUENCES,
-        (3, 1, 2, 1),
+        (3, 1, 1),
         masks="steps",
+        jit=True,
     ),
     "ProxLSTM, unrolled": Layer(
         ProxLSTM,
@@ -338,13 +330,14 @@ LAYERS = {
             activity_regularizer="l2",
         ),
         SEQUENCES,
-        (3, 1, 2, 1),
-        losses=1,
+        (3, 1, 1),
+        losses=3,
+        jit=True,
     ),
-    "ProxLSTMCell": _rnn("ProxLSTMCell", (3, 1, 2, 1)),
-    "ProxRNNCell of GRUCell": _rnn("ProxRNNCell of GRUCell", (3, 1, 2, 1)),
-    "ProxRNNCell of LSTMCell": _rnn("ProxRNNCell of LSTMCell", (3, 1, 2, 1)),
-    "ProxRNNCell of a user's cell": _rnn("ProxRNNCell of a user's cell", (1, 1, 1, 0)),
+    "ProxLSTMCell": _rnn("ProxLSTMCell", (3, 1, 1)),
+    "ProxRNNCell of GRUCell": _rnn("ProxRNNCell of GRUCell", (3, 1, 1)),
+    "ProxRNNCell of LSTMCell": _rnn("ProxRNNCell of LSTMCell", (3, 1, 1)),
+    "ProxRNNCell of a user's cell": _rnn("ProxRNNCell of a user's cell", (1, 1, 0)),
 }
 
 
@@ -394,6 +387,8 @@ CONFIGURED = {
     "Prox over time": lambda: Prox(
         roughness, lam=2.0, over="time", start=0.5, tolerance=1e-4, max_iterations=7, monitor=False
     ),
+    "Prox over the batch": lambda: Prox(spread, over="batch"),
+    "Prox of an activation": lambda: Prox(**prox_of_activation("tanh")),
     "Prox of a quadratic": lambda: Prox(
         Regularizer("quadratic", matrix=[[2.0, 1.0], [1.0, 2.0]]), constraint="box"
     ),

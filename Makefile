@@ -27,8 +27,8 @@ test-oldest:
 wheel:
 	rm -rf build
 	$(PYTHON) -m venv build/wheel/venv
-	build/wheel/venv/bin/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
-	build/wheel/venv/bin/python -m pip install --quiet build/wheel/*.whl
+	build/wheel/venv/bin/python -m pip wheel -qq --no-deps --wheel-dir build/wheel .
+	build/wheel/venv/bin/python -m pip install -qq build/wheel/*.whl
 	cd build/wheel && venv/bin/python -I ../../.ci/use_wheel.py
 
 lint: $(VENV)/.installed
@@ -45,7 +45,7 @@ format: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml setup.cfg $(wildcard constraints-oldest.txt)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "proxnet_tf needs Python >= 3.10")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]' $(CONSTRAINTS)
+	$(BIN)/python -m pip install -qq --editable '.[dev]' $(CONSTRAINTS)
 	touch $@
 
 clean:

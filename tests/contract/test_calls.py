@@ -128,7 +128,7 @@ def test_one_example_and_none(name):
     case = LAYERS[name]
     layer = case.make()
     expected = flat(layer(case.inputs, training=case.training))
-    for rows in (1, 0):
+    for rows in (1, 0) if case.empty else (1,):
         given = map_inputs(lambda x, rows=rows: tf.constant(x[:rows]), case.inputs)
         with tf.GradientTape() as tape:
             tape.watch(given)
@@ -179,14 +179,18 @@ def test_fit_moves_what_is_trainable_and_keeps_everything_finite(name, dtype):
     case = LAYERS[name]
     keras.utils.set_random_seed(0)
     with policy(dtype):
-        layer, frozen = case.make(), case.make(trainable=False)
+        layer, frozen = case.make(), case.make()
         inputs = symbolic(case.inputs)
         scaled = map_inputs(lambda x: keras.layers.Dense(x.shape[-1])(x), inputs)
         outputs = [head(layer(scaled)), head(frozen(scaled))]
         model = keras.Model(inputs, keras.layers.Add()(outputs))
+        frozen.trainable = False
     before, fixed = model.get_weights(), frozen.get_weights()
     # Eager steps cost less than tracing; `run_layer_test` trains in a graph.
-    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    optimizer = keras.optimizers.SGD(0.1)
+    if dtype == "mixed_float16":  # with Keras's own first scale gradients overflow: no step
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=16.0)
+    model.compile(optimizer, "mse", run_eagerly=True)
     target = np.ones((length(case.inputs), 1), "float32")
     history = model.fit(case.inputs, target, batch_size=6, epochs=1, verbose=0, shuffle=False)
     assert_finite([*history.history["loss"], *model.weights])

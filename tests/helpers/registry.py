@@ -320,7 +320,6 @@ LAYERS = {
         (3, 1, 1),
         masks="steps",
         jit=True,
-        **more,
     ),
     "ProxLSTM, unrolled": Layer(
         ProxLSTM,

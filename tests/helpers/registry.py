@@ -331,11 +331,9 @@ LAYERS = {
             zero_output_for_mask=True,
             output_from_prox=True,
             tolerance=1e-4,
-            activity_regularizer="l2",
         ),
         SEQUENCES,
         (3, 1, 1),
-        losses=3,
         jit=True,
     ),
     "ProxLSTMCell": _rnn("ProxLSTMCell", (3, 1, 1)),
@@ -404,7 +402,7 @@ CONFIGURED = {
         seed=3,
     ),
     "ProxLSTM, every argument": lambda: ProxLSTM(
-        UNITS, **_GATES, stateful=True, jit_compile=True, solver="cholesky", dtype="float64"
+        UNITS, **_GATES, stateful=True, jit_compile=True, activity_regularizer="l2"
     ),
     "ProxLSTMCell": lambda: ProxLSTMCell(
         UNITS,

@@ -128,7 +128,7 @@ def test_one_example_and_none(name):
     case = LAYERS[name]
     layer = case.make()
     expected = flat(layer(case.inputs, training=case.training))
-    for rows in (1, 0):
+    for rows in (1, 0) if case.empty else (1,):
         given = map_inputs(lambda x, rows=rows: tf.constant(x[:rows]), case.inputs)
         with tf.GradientTape() as tape:
             tape.watch(given)
@@ -179,21 +179,28 @@ def test_fit_moves_what_is_trainable_and_keeps_everything_finite(name, dtype):
     case = LAYERS[name]
     keras.utils.set_random_seed(0)
     with policy(dtype):
-        layer, frozen = case.make(), case.make(trainable=False)
+        layer = case.make()
         inputs = symbolic(case.inputs)
         scaled = map_inputs(lambda x: keras.layers.Dense(x.shape[-1])(x), inputs)
-        outputs = [head(layer(scaled)), head(frozen(scaled))]
-        model = keras.Model(inputs, keras.layers.Add()(outputs))
-    before, fixed = model.get_weights(), frozen.get_weights()
+        model = keras.Model(inputs, head(layer(scaled)))
+    before = model.get_weights()
     # Eager steps cost less than tracing; `run_layer_test` trains in a graph.
-    model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+    optimizer = keras.optimizers.SGD(0.1)
+    if dtype == "mixed_float16":  # with Keras's own first scale gradients overflow: no step
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=16.0)
+    model.compile(optimizer, "mse", run_eagerly=True)
     target = np.ones((length(case.inputs), 1), "float32")
-    history = model.fit(case.inputs, target, batch_size=6, epochs=1, verbose=0, shuffle=False)
+    history = model.fit(case.inputs, target, epochs=1, verbose=0)
     assert_finite([*history.history["loss"], *model.weights])
     assert all(v.dtype == "float32" for v in model.weights)
     for weight, value in zip(model.weights, before, strict=True):
         moved = np.abs(weight - value).max() > 0
         assert moved or not weight.trainable, weight.path
-    for weight, value in zip(frozen.weights, fixed, strict=True):
-        np.testing.assert_array_equal(weight, value, weight.path)
-    assert not frozen.trainable_weights
+    if dtype == "float32":
+        layer.trainable = False
+        fixed = layer.get_weights()
+        model.compile("sgd", "mse", run_eagerly=True)
+        model.fit(case.inputs, target, epochs=1, verbose=0)
+        assert not layer.trainable_weights
+        for weight, value in zip(layer.weights, fixed, strict=True):
+            np.testing.assert_array_equal(weight, value, weight.path)

@@ -2,17 +2,13 @@
 
 import keras
 import pytest
-from keras.src.testing import TestCase
+from keras.src import testing
 
 from tests.helpers.layer_checks import flat
 from tests.helpers.registry import LAYERS
 
 
-class Checks(TestCase):
-    def runTest(self):
-        """Nothing: an instance for its methods."""
-
-
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_run_layer_test(name, dtype):
@@ -28,7 +24,7 @@ def test_run_layer_test(name, dtype):
     half = keras.DTypePolicy(dtype).compute_dtype
     structure = type(case.inputs) if isinstance(case.inputs, list) else tuple
     single = len(outputs) == 1
-    Checks().run_layer_test(
+    testing.TestCase("run_layer_test").run_layer_test(
         case.cls,
         init_kwargs=arguments,
         input_data=case.inputs,

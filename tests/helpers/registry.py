@@ -99,7 +99,8 @@ class Pull(keras.layers.Layer):
         self.built = True
 
     def call(self, z, context):
-        return tf.reduce_sum(tf.cast(self.scale, z.dtype) ** 2 * (z - context) ** 2, axis=-1) / 2
+        distance = z - tf.cast(context, z.dtype)  # a context of integers stays one
+        return tf.reduce_sum(tf.cast(self.scale, z.dtype) ** 2 * distance**2, axis=-1) / 2
 
 
 @register
@@ -140,6 +141,7 @@ class Layer:
             layer), or "" for layers without time steps.
         losses: how many losses a call adds.
         jit: whether XLA compiles a model that holds the layer.
+        empty: whether a batch without rows is allowed (`keras.layers.LSTMCell` does not).
         half: tolerance of the 16-bit outputs relative to those in float32.
     """
 
@@ -152,6 +154,7 @@ class Layer:
     masks: str = ""
     losses: int = 0
     jit: bool = False
+    empty: bool = True
     half: float = 0.03
 
     def make(self, **more):
@@ -194,7 +197,7 @@ CELLS = {
 }
 
 
-def _rnn(name, weights):
+def _rnn(name, weights, **more):
     return Layer(
         keras.layers.RNN,
         lambda: {"cell": CELLS[name](), "return_sequences": True},
@@ -202,6 +205,7 @@ def _rnn(name, weights):
         weights,
         masks="steps",
         jit=True,
+        **more,
     )
 
 
@@ -327,16 +331,14 @@ LAYERS = {
             zero_output_for_mask=True,
             output_from_prox=True,
             tolerance=1e-4,
-            activity_regularizer="l2",
         ),
         SEQUENCES,
         (3, 1, 1),
-        losses=3,
         jit=True,
     ),
     "ProxLSTMCell": _rnn("ProxLSTMCell", (3, 1, 1)),
     "ProxRNNCell of GRUCell": _rnn("ProxRNNCell of GRUCell", (3, 1, 1)),
-    "ProxRNNCell of LSTMCell": _rnn("ProxRNNCell of LSTMCell", (3, 1, 1)),
+    "ProxRNNCell of LSTMCell": _rnn("ProxRNNCell of LSTMCell", (3, 1, 1), empty=False),
     "ProxRNNCell of a user's cell": _rnn("ProxRNNCell of a user's cell", (1, 1, 0)),
 }
 
@@ -400,7 +402,7 @@ CONFIGURED = {
         seed=3,
     ),
     "ProxLSTM, every argument": lambda: ProxLSTM(
-        UNITS, **_GATES, stateful=True, jit_compile=True, solver="cholesky", dtype="float64"
+        UNITS, **_GATES, stateful=True, jit_compile=True, activity_regularizer="l2"
     ),
     "ProxLSTMCell": lambda: ProxLSTMCell(
         UNITS,

@@ -7,11 +7,13 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import (
+    HasLam,
     add_lam,
     at_least_float32,
     check_bool,
     check_integer,
     check_number,
+    lam_of,
 )
 from proxnet_tf.layers.recurrent.lstm import check_solver
 from proxnet_tf.ops.recurrent.black_box import prox_black_box
@@ -38,7 +40,7 @@ def _fixed_dropout(cell, masks):
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, valid-type]
+class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, valid-type]
     """Makes one state of any recurrent cell proximal, for `keras.layers.RNN`.
 
     The wrapped cell computes its new states from its input x_t; with s_t the one at `state_index`
@@ -183,7 +185,7 @@ class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, va
             new_states = new_states if nested else [new_states]
             return tf.cast(new_states[self.state_index], dtype)
 
-        sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(tf.cast(self.lam, dtype)))
+        sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(lam_of(self, dtype)))
         c = prox_black_box(
             new_state,
             tf.cast(inputs, dtype),

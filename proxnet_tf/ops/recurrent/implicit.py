@@ -39,7 +39,7 @@ def isolated(function: Callable[..., Any]) -> Callable[..., Any]:
 def _compiled(function: Callable[..., Any], options: Any, shapes: Any) -> Callable[..., Any]:
     """`function`, compiled by XLA. What is equal here shares one compiled program."""
     return tf.function(
-        lambda *tensors: function(*tensors, options), autograph=False, jit_compile=True
+        lambda *given: function(*given, options), autograph=False, jit_compile=True
     )
 
 
@@ -59,15 +59,17 @@ def run(
         options: hashable, fixed in the compiled program.
         jit_compile: whether XLA compiles.
     """
-    given = [
-        [None if t is None else tf.stop_gradient(t) for t in ts] for ts in (tensors, constants)
-    ]
+    given = off_the_tape([list(tensors), list(constants)])
     if not jit_compile:
-        return function(*given, options)
-    shapes = [
-        tuple(None if t is None else (t.dtype, *t.shape) for t in tensors) for tensors in given
-    ]
-    return _compiled(function, options, tuple(shapes))(*given)
+        return off_the_tape(function(*given, options))
+    shapes = tuple(None if t is None else (t.dtype, *t.shape) for ts in given for t in ts)
+    # Its results too: TensorFlow must not look for derivatives inside of it.
+    return off_the_tape(_compiled(function, options, shapes)(*given))
+
+
+def off_the_tape(tensors: Any) -> Any:
+    """A structure of tensors, and of `None`, without gradients."""
+    return tf.nest.map_structure(lambda t: None if t is None else tf.stop_gradient(t), tensors)
 
 
 def with_gradient(
@@ -159,7 +161,7 @@ def implicit_state(
 
     @tf.custom_gradient
     def value(*arguments: tf.Tensor) -> Any:
-        solved = solve(*map(tf.stop_gradient, arguments))
+        solved = off_the_tape(solve(*map(tf.stop_gradient, arguments)))
 
         def gradient(dc: tf.Tensor, *_: tf.Tensor) -> Any:
             return isolated(derivative)(*arguments, dc, solved.u, solved.c)
@@ -173,7 +175,7 @@ def implicit_state(
 
     @tf.custom_gradient
     def derivative(*tensors: tf.Tensor) -> Any:
-        cotangents, report = backward(*map(tf.stop_gradient, tensors))
+        cotangents, report = off_the_tape(backward(*map(tf.stop_gradient, tensors)))
 
         def gradient(*upstream: tf.Tensor) -> Any:
             arguments = tensors[:-2]

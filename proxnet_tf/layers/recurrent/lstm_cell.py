@@ -167,13 +167,13 @@ class ProxLSTMCell(keras.layers.LSTMCell):
     def call(
         self, inputs: tf.Tensor, states: Sequence[tf.Tensor], training: bool = False
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        z, carry, kernel, scale = self._pre_activations(inputs, states, training)
+        z, carry, kernel, sqrt_rho, scale = self._pre_activations(inputs, states, training)
         jit_compile = self.jit_compile
         if jit_compile == "auto":
             jit_compile = training and not tf.executing_eagerly()
         observer = self.solves.backward(training)
         h, c, report = prox_lstm_step(
-            z, carry, kernel, scale, self.options, observer, bool(jit_compile)
+            z, carry, kernel, sqrt_rho, scale, self.options, observer, bool(jit_compile)
         )
         self.solves.forward(report)
         h, c = tf.cast(h, self.compute_dtype), tf.cast(c, self.compute_dtype)
@@ -194,9 +194,9 @@ class ProxLSTMCell(keras.layers.LSTMCell):
         """
         inputs = tf.convert_to_tensor(inputs, self.compute_dtype)
         states = [tf.convert_to_tensor(s, self.compute_dtype) for s in states]
-        z, carry, kernel, scale = self._pre_activations(inputs, states, training)
+        z, carry, kernel, sqrt_rho, scale = self._pre_activations(inputs, states, training)
         s, _, slopes = lstm_gates(z, carry, self.options)
-        return solve_gates(s, slopes, GateKernels(kernel, scale=scale), self._solver).report
+        return solve_gates(s, slopes, GateKernels.of(kernel, sqrt_rho, scale), self._solver).report
 
     def tensors(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """kernel, recurrent kernel, bias and sqrt(delta^2/lam), in at least float32."""
@@ -220,8 +220,8 @@ class ProxLSTMCell(keras.layers.LSTMCell):
 
     def _pre_activations(
         self, inputs: tf.Tensor, states: Sequence[tf.Tensor], training: bool
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """z = x W + h U + b, c, and the kernels and masks of the gates."""
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
+        """z = x W + h U + b, c, W, sqrt(rho) and the dropout masks of the gates."""
         kernel, recurrent_kernel, bias, sqrt_rho = self.tensors()
         x, h, c = (tf.cast(t, kernel.dtype) for t in (inputs, states[0], states[1]))
         masks = self.input_scale(inputs, training)
@@ -233,7 +233,7 @@ class ProxLSTMCell(keras.layers.LSTMCell):
         scale = None
         if masks is not None:
             scale = masks[0] if len(masks) == 1 else tf.stack(masks[:GATES], axis=1)
-        return z, c, sqrt_rho * kernel[:, : GATES * self.units], scale
+        return z, c, kernel, sqrt_rho, scale
 
     def _masked_product(self, x: tf.Tensor, kernel: tf.Tensor, masks: Any) -> tf.Tensor:
         """x W with no mask, with one, or with one mask a gate."""

@@ -20,6 +20,7 @@ from proxnet_tf.ops.linear.report import Observer, Report
 from proxnet_tf.ops.recurrent.implicit import Explained, Tensors, implicit_state, with_gradient
 from proxnet_tf.ops.recurrent.solve import CG, Solved, Solver
 from proxnet_tf.ops.recurrent.step import (
+    GATES,
     TANH_SIGMOID,
     GateKernels,
     LSTMOptions,
@@ -40,13 +41,24 @@ def slopes_cotangent(
 
 def kernel_cotangent(
     kernels: GateKernels,
+    sqrt_rho: tf.Tensor,
     slopes_a: tf.Tensor,
     w: tf.Tensor,
     slopes_c: tf.Tensor,
     u: tf.Tensor,
 ) -> tf.Tensor:
-    """dK, (features, 3 units), summed over the rows; slopes_a is slopes o [a a a]."""
-    return -(kernels.outer(u, slopes_a) + kernels.outer(w, slopes_c))
+    """The part of J in the gradient of the input kernel, (features, 4 units).
+
+    Args:
+        kernels: of (9), made of the input kernel.
+        sqrt_rho: the factor between the two.
+        slopes_a: slopes o [a a a], (rows, 3 units); the rows are summed over.
+        w: of (8), (rows, features).
+        slopes_c: slopes o [c c c].
+        u: of (8).
+    """
+    d_gates = -sqrt_rho * (kernels.outer(u, slopes_a) + kernels.outer(w, slopes_c))
+    return tf.pad(d_gates, [[0, 0], [0, d_gates.shape[-1] // GATES]])
 
 
 class StepCotangent(NamedTuple):
@@ -124,32 +136,30 @@ def step_cotangent(
 
 
 def prox_state(
-    s: tf.Tensor,
-    slopes: tf.Tensor,
-    kernel: tf.Tensor,
-    scale: tf.Tensor | None = None,
-    solver: Solver = CG,
+    s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: Solver = CG
 ) -> tf.Tensor:
-    """The proximal state (6) of an LSTM, differentiable in s, slopes and kernel to every order.
+    """The proximal state (6) of an LSTM, differentiable to every order.
 
     Args:
         s: the new cell state, (batch, units).
         slopes: (9), (batch, 3 units).
-        kernel: [K_i K_f K_g] of (9), (features, 3 units).
-        scale: the dropout mask of the input (a constant), see `GateKernels`.
+        kernels: (9); gradients go to its `kernel`.
         solver: how the system is solved.
 
     Returns:
         c, (batch, units).
     """
     if solver.method == "cholesky":
-        return solve_gates(s, slopes, GateKernels(kernel, scale=scale), solver).c
+        return solve_gates(s, slopes, kernels, solver).c
+
+    def of(kernel: tf.Tensor) -> GateKernels:
+        return GateKernels(kernel, scale=kernels.scale)
 
     def solve(slopes: tf.Tensor, kernel: tf.Tensor, rhs: tf.Tensor) -> Solved:
-        return solve_gates(rhs, slopes, GateKernels(kernel, scale=scale), solver)
+        return solve_gates(rhs, slopes, of(kernel), solver)
 
     def transpose(slopes: tf.Tensor, kernel: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
-        return GateKernels(kernel, scale=scale).transpose(slopes * side_by_side(c))
+        return of(kernel).transpose(slopes * side_by_side(c))
 
     def contract(
         slopes: tf.Tensor,
@@ -159,47 +169,47 @@ def prox_state(
         c: tf.Tensor,
         u: tf.Tensor,
     ) -> Tensors:
-        kernels = GateKernels(kernel, scale=scale)
+        gates = of(kernel)
+        d_slopes = slopes_cotangent(a, gates.products(w), c, gates.products(u))
         slopes_a, slopes_c = slopes * side_by_side(a), slopes * side_by_side(c)
-        return (
-            slopes_cotangent(a, kernels.products(w), c, kernels.products(u)),
-            kernel_cotangent(kernels, slopes_a, w, slopes_c, u),
-        )
+        return d_slopes, -(gates.outer(u, slopes_a) + gates.outer(w, slopes_c))
 
-    return implicit_state([slopes, kernel], s, solve, transpose, contract)[0]
+    return implicit_state([slopes, kernels.kernel], s, solve, transpose, contract)[0]
 
 
 def composed_step(
-    z: tf.Tensor,
-    c_prev: tf.Tensor,
-    kernel: tf.Tensor,
-    scale: tf.Tensor | None,
-    options: LSTMOptions,
+    z: tf.Tensor, c_prev: tf.Tensor, kernels: GateKernels, options: LSTMOptions
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """h and c of one step by differentiable operations; the arguments of `prox_lstm_step`."""
+    """h and c of one step by differentiable operations."""
     s, o, slopes = lstm_gates(z, c_prev, options)
-    c = prox_state(s, slopes, kernel, scale, options.solver)
+    c = prox_state(s, slopes, kernels, options.solver)
     return o * options.activation(c if options.output_from_prox else s), c
 
 
 def _step(tensors: Tensors, constants: Sequence[Any], options: LSTMOptions) -> Explained:
-    (z, c_prev, kernel), (scale,) = tensors, constants
-    h, solved = lstm_step(z, c_prev, GateKernels(kernel, scale=scale), options)
+    z, c_prev, kernel = tensors
+    h, solved = lstm_step(z, c_prev, GateKernels.of(kernel, *constants), options)
     return Explained((h, solved.c), (solved.c, solved.u, solved.products), solved.report)
 
 
 def _step_gradient(tensors: Tensors, constants: Sequence[Any], options: LSTMOptions) -> Explained:
     z, c_prev, kernel, dh, dc, c, u, products_u = tensors
-    kernels = GateKernels(kernel, scale=constants[0])
+    kernels = GateKernels.of(kernel, *constants)
     found = step_cotangent(z, c_prev, c, products_u, dh, dc, kernels, options)
-    d_kernel = kernel_cotangent(kernels, found.slopes_a, found.w, found.slopes_c, u)
+    d_kernel = kernel_cotangent(kernels, constants[0], found.slopes_a, found.w, found.slopes_c, u)
     return Explained((found.z, found.c_prev, d_kernel), (), found.report)
+
+
+def _composed(tensors: Tensors, constants: Sequence[Any], options: LSTMOptions) -> Tensors:
+    z, c_prev, kernel = tensors
+    return composed_step(z, c_prev, GateKernels.of(kernel, *constants), options)
 
 
 def prox_lstm_step(
     z: tf.Tensor,
     c_prev: tf.Tensor,
     kernel: tf.Tensor,
+    sqrt_rho: tf.Tensor,
     scale: tf.Tensor | None = None,
     options: LSTMOptions = TANH_SIGMOID,
     observer: Observer | None = None,
@@ -210,7 +220,8 @@ def prox_lstm_step(
     Args:
         z: (batch, 4 units), gates in the order i, f, g, o of Keras.
         c_prev: the previous proximal state, (batch, units).
-        kernel: sqrt(rho) [W_i W_f W_g], (features, 3 units).
+        kernel: the input kernel W, (features, 4 units).
+        sqrt_rho: delta / sqrt(lam), a constant of the map: no gradient.
         scale: the dropout mask of the input or `None`, see `GateKernels`.
         options: activations and solver.
         observer: sees the report of the gradient's solve.
@@ -222,9 +233,9 @@ def prox_lstm_step(
     (h, c), report = with_gradient(
         _step,
         _step_gradient,
-        lambda tensors, constants, options: composed_step(*tensors, *constants, options),
+        _composed,
         [z, c_prev, kernel],
-        [scale],
+        [sqrt_rho, scale],
         options,
         observer,
         jit_compile,

@@ -38,9 +38,7 @@ def isolated(function: Callable[..., Any]) -> Callable[..., Any]:
 @functools.lru_cache(maxsize=256)
 def _compiled(function: Callable[..., Any], options: Any, shapes: Any) -> Callable[..., Any]:
     """`function`, compiled by XLA. What is equal here shares one compiled program."""
-    return tf.function(
-        lambda *given: function(*given, options), autograph=False, jit_compile=True
-    )
+    return tf.function(lambda *given: function(*given, options), autograph=False, jit_compile=True)
 
 
 def run(

@@ -113,11 +113,6 @@ def _project(
     return tf.tensordot(x if scale is None else x * scale, kernel, 1) + bias
 
 
-def _gate_kernels(kernel: tf.Tensor, sqrt_rho: tf.Tensor, scale: tf.Tensor | None) -> GateKernels:
-    gates = sqrt_rho * kernel[:, : GATES * (kernel.shape[-1] // 4)]
-    return GateKernels(gates, tf.transpose(gates), scale)
-
-
 def _report(residual: tf.Tensor, iterations: tf.Tensor, options: LSTMOptions) -> Report:
     tolerance = options.solver.tolerance_for(residual.dtype)
     return Report(residual, iterations, residual <= tf.cast(tolerance, residual.dtype))
@@ -133,13 +128,13 @@ def _composed_scan(
     """`prox_lstm` by a loop over `composed_step`, for a tape to differentiate."""
     x, hidden, carry, kernel, recurrent_kernel, bias = arguments
     sqrt_rho, mask, scale = constants
-    steps, kernels = _length(x), _gate_kernels(kernel, sqrt_rho, scale)
+    steps, kernels = _length(x), GateKernels.of(kernel, sqrt_rho, scale)
     inputs = _unstack(_project(x, kernel, bias, scale), mask)
 
     def step(t: tf.Tensor, h: tf.Tensor, c: tf.Tensor, hiddens: tf.TensorArray) -> Any:
         z, valid = _read(inputs, t)
         z += h @ recurrent_kernel
-        h_new, c_new = composed_step(z, c, kernels.kernel, scale, options)
+        h_new, c_new = composed_step(z, c, kernels, options)
         if valid is not None:
             h_new, c_new = tf.where(valid, h_new, h), tf.where(valid, c_new, c)
         return t + 1, h_new, c_new, hiddens.write(t, h_new)
@@ -159,7 +154,7 @@ def _scan(
     """The states, and what `_scan_gradient` needs of the forward pass."""
     x, hidden, carry, kernel, recurrent_kernel, bias = arguments
     sqrt_rho, mask, scale = constants
-    steps, kernels = _length(x), _gate_kernels(kernel, sqrt_rho, scale)
+    steps, kernels = _length(x), GateKernels.of(kernel, sqrt_rho, scale)
     z = _project(x, kernel, bias, scale)
     inputs = _unstack(z, mask)
 
@@ -194,7 +189,7 @@ def _scan_gradient(
     x, hidden, carry, kernel, recurrent_kernel, _, d_hiddens, d_carry, *saved = tensors
     hiddens, carries, z, u, products = saved
     sqrt_rho, mask, scale = constants
-    steps, kernels = _length(x), _gate_kernels(kernel, sqrt_rho, scale)
+    steps, kernels = _length(x), GateKernels.of(kernel, sqrt_rho, scale)
     c_prev = tf.concat([carry[None], carries[:-1]], 0)
     h_prev = tf.concat([hidden[None], hiddens[:-1]], 0)
     inputs = _unstack(d_hiddens, z, c_prev, carries, products, mask)
@@ -229,10 +224,10 @@ def _scan_gradient(
         all_scales = tf.reshape(tf.broadcast_to(scale, tf.shape(x)), [-1, x.shape[-1]])
         kernels = kernels._replace(scale=all_scales)
         dx, x = dx * scale, x * scale
-    from_prox = kernel_cotangent(kernels, _rows(slopes_a), _rows(w), _rows(slopes_c), _rows(u))
+    rows = (_rows(t) for t in (slopes_a, w, slopes_c, u))
     dz = _rows(dz)
     d_kernel = tf.matmul(_rows(x), dz, transpose_a=True)
-    d_kernel += sqrt_rho * tf.pad(from_prox, [[0, 0], [0, hidden.shape[-1]]])
+    d_kernel += kernel_cotangent(kernels, sqrt_rho, *rows)
     d_recurrent = tf.matmul(_rows(h_prev), dz, transpose_a=True)
     return Explained(
         (dx, dh, dc, d_kernel, d_recurrent, tf.reduce_sum(dz, axis=0)),

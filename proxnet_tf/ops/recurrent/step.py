@@ -56,7 +56,7 @@ class GateKernels(NamedTuple):
 
     Attributes:
         kernel: [K_i K_f K_g], (features, 3 units).
-        transposed: its transpose, or `None`; worth keeping when there are many products.
+        transposed: its transpose, or `None`; worth keeping where there are many products.
         scale: the dropout mask of the input: `None`, (batch, features), or one mask a gate,
             (batch, 3, features).
     """
@@ -64,6 +64,14 @@ class GateKernels(NamedTuple):
     kernel: tf.Tensor
     transposed: tf.Tensor | None = None
     scale: tf.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, kernel: tf.Tensor, sqrt_rho: tf.Tensor, scale: tf.Tensor | None = None
+    ) -> "GateKernels":
+        """From the input kernel of the layer, (features, 4 units)."""
+        gates = sqrt_rho * kernel[:, : GATES * (kernel.shape[-1] // 4)]
+        return cls(gates, tf.transpose(gates), scale)
 
     @property
     def gate_scales(self) -> list[tf.Tensor] | None:

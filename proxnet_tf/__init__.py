@@ -12,7 +12,8 @@ from proxnet_tf.layers.kernels import Invariance, ProxKernelFeatures
 from proxnet_tf.layers.multiview.penalty import CCARegularizer, GCCARegularizer
 from proxnet_tf.layers.multiview.prox import ProxCCA, ProxGCCA
 from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
-from proxnet_tf.layers.recurrent.lstm import ProxLSTM, ProxLSTMCell
+from proxnet_tf.layers.recurrent.lstm import ProxLSTM
+from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell
 from proxnet_tf.losses import CCALoss, GCCALoss, cca_loss, gcca_loss
 from proxnet_tf.metrics import CanonicalCorrelation
 from proxnet_tf.models import (

@@ -39,6 +39,7 @@ from proxnet_tf.datasets import (
     load_similarity_sets,
     load_word_pairs,
 )
+from proxnet_tf.solvers import Newton
 
 NAMES = {
     "baseline": "Baseline",
@@ -67,7 +68,7 @@ LEARNING_RATES = [0.1, 0.03, 0.01]
 RIDGES = [0.0, 0.1, 1.0]  # of the last projection, in units of the codes' mean variance
 WEIGHT_DECAY = 5e-4
 # Small lam and wide codes take many steps; the residual is reported.
-SOLVER = {"tolerance": 1e-3, "max_iterations": 20}
+SOLVER = {"solver": Newton(tolerance=1e-3, max_iterations=20)}
 
 
 @dataclasses.dataclass

@@ -6,6 +6,7 @@ import word_similarity as example
 
 from proxnet_tf.datasets import load_crosslingual
 from proxnet_tf.datasets.words import SIMILARITY_SETS
+from proxnet_tf.solvers import Newton
 from tests.helpers.markdown import table_rows
 
 WIDTH, HIDDEN, WORDS = 12, 4, 40
@@ -63,7 +64,7 @@ def test_baseline_and_linear_cca(folder, tmp_path):
 
 
 def test_the_networks_learn(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(example.SOLVER, "jit_solver", False)
+    monkeypatch.setitem(example.SOLVER, "solver", Newton(1e-3, 20, jit_compile=False))
     options = "--methods dcca dccae prox --trials 1 --tuning-epochs 3 --epochs 20 --seeds 0"
     results = run(folder, tmp_path, *options.split())
     assert list(results) == ["dcca", "dccae", "prox", "prox_at_test"]

@@ -8,7 +8,7 @@ import tensorflow as tf
 from proxnet_tf.layers.convex.activations import prox_of_activation
 from proxnet_tf.layers.convex.prox import Prox
 from proxnet_tf.layers.convex.regularizer import Regularizer
-from proxnet_tf.ops.convex.functions import OPERATORS
+from proxnet_tf.ops.convex.table import OPERATORS
 from tests.helpers.layer_checks import check_config, check_layer
 from tests.helpers.proximal_references import REFERENCES
 

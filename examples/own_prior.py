@@ -1,4 +1,4 @@
-"""A prior of one's own: any smooth convex R, written as a function, as a layer.
+"""A prior of one's own: can any smooth convex R, written as a function, be a layer?
 
 Counts per hour are noisy; their rate is positive and changes slowly. R(z) = strength * sum of
 sqrt((z_t - z_{t-1})^2 + 0.1^2) - sum log z_t says so in two terms, and `Prox(R)` returns the

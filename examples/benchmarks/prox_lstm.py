@@ -15,7 +15,8 @@ import time
 import keras
 import tensorflow as tf
 
-from proxnet_tf.layers.recurrent.lstm import ProxLSTM, ProxLSTMCell
+from proxnet_tf.layers.recurrent.lstm import ProxLSTM
+from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell
 
 SIZES = [(32, 30, 32, 64), (32, 128, 64, 128)]  # batch, time, input, units
 

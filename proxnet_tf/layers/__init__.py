@@ -8,7 +8,8 @@ from proxnet_tf.layers.kernels import Invariance, ProxKernelFeatures
 from proxnet_tf.layers.multiview.penalty import CCARegularizer, GCCARegularizer
 from proxnet_tf.layers.multiview.prox import ProxCCA, ProxGCCA
 from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
-from proxnet_tf.layers.recurrent.lstm import ProxLSTM, ProxLSTMCell
+from proxnet_tf.layers.recurrent.lstm import ProxLSTM
+from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell
 
 __all__ = [
     "CCARegularizer",

@@ -10,11 +10,13 @@ the positive mu are the canonical correlations) or all blocks (`GCCA`). The obje
 
     CCA:  L(S) = - sum_{i<=k} mu_i,          GCCA:  L(S) = J k - sum_{i<=k} mu_i.
 
-Everything is evaluated in a basis T with T^T (B(S) + eps I) T = I, and U = T Q with an orthogonal
-Q: `CCA` takes T = U and Q = I, `GCCA` takes T = L^-T with the Cholesky factor L of B(S) + eps I.
-There a matrix X that acts on covariances (S, dS) becomes T^T X T, one that acts on gradients
-becomes T^-1 X T^-T. In both, the mask B turns into the same symmetric projection `blocks`, and no
-formula divides by the gap of two eigenvalues on the same side of the cut k | k+1.
+Everything is evaluated in a block-diagonal basis T with T^T (B(S) + eps I) T = I, and U = T Q with
+an orthogonal Q. `GCCA` takes T = L^-T with the Cholesky factor L of B(S) + eps I. `CCA` takes the
+canonical vectors of each view, so that Q is the same for all S: it pairs the i-th vectors a_i and
+b_i of the views to (a_i, b_i) / sqrt 2 and (a_i, -b_i) / sqrt 2. In the basis, a matrix X that acts
+on covariances (S, dS) becomes T^T X T, one that acts on gradients becomes T^-1 X T^-T, and the
+masks are what they were. No formula divides by the gap of two eigenvalues on the same side of the
+cut k | k+1.
 
 References: Li, Ma, Zhang (2020), equation (2) and the appendix on multiview learning; Andrew,
 Arora, Bilmes, Livescu (2013).
@@ -32,6 +34,8 @@ from proxnet_tf.ops.multiview.guard import guarded, spoiled
 
 # Eigenvalues below it carry no correlation; gaps across the cut below it are ties.
 TINY = 1e-9
+# Up to this width one product with a sparse matrix costs less than several small ones.
+DENSE = 128
 
 
 class Spectrum(NamedTuple):
@@ -39,7 +43,7 @@ class Spectrum(NamedTuple):
 
     Attributes:
         values: mu, `[D]`. For `CCA`: sigma_1..sigma_m, zeros, -sigma_m..-sigma_1.
-        basis: T, `[D, D]`.
+        basis: T, `[D, D]`, block-diagonal.
         inverse: T^-1.
         rotation: the orthogonal Q in U = T Q.
         selected: `[D]`, one for i <= k with mu_i > 1e-9, else zero.
@@ -78,18 +82,6 @@ class Differences(NamedTuple):
     phi: tf.Tensor
     psi: tf.Tensor
     chi: tf.Tensor
-
-
-class Subspace(NamedTuple):
-    """Directions along which the second metric of a preconditioner acts, see `Correlation.shared`.
-
-    Attributes:
-        rows: `[D, r]`.
-        columns: first and last column of V' (exclusive) that the directions are for.
-    """
-
-    rows: tf.Tensor
-    columns: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -156,9 +148,16 @@ class Correlation(abc.ABC):
         """L(S), a scalar."""
         return self.constant - total(spectrum)
 
-    @abc.abstractmethod
     def blocks(self, x: tf.Tensor) -> tf.Tensor:
-        """The mask B in the basis T: symmetric, idempotent, its own adjoint."""
+        """The mask B: symmetric, idempotent, its own adjoint."""
+        return x * tf.constant(self.block_mask, x.dtype)
+
+    def by_view(self, x: tf.Tensor, blocks: tf.Tensor) -> tf.Tensor:
+        """x times a block-diagonal matrix `[D, D]`: view by view where that is cheaper."""
+        if self.width < DENSE:
+            return tf.matmul(x, blocks)
+        parts = [tf.matmul(x[:, s], blocks[s, s]) for s in self.slices]
+        return tf.concat(parts, 1)
 
     @abc.abstractmethod
     def slope(self, spectrum: Spectrum) -> tf.Tensor:
@@ -172,44 +171,9 @@ class Correlation(abc.ABC):
         """x times a matrix of the form of `slope`."""
         return tf.matmul(x, slope)
 
-    @abc.abstractmethod
-    def differential(
-        self, rotation: tf.Tensor, differences: Differences, change: tf.Tensor
-    ) -> tf.Tensor:
-        """Differential of dL/dS in the basis, T^-1 d(dL/dS) T^-T, for `change` = T^T dS T.
-
-        dN0 = phi o E - psi o H and dN1 = psi o E - chi o H between eigenvectors, with E and H the
-        masks K and B of the change.
-        """
-
-    @abc.abstractmethod
-    def positive_part(self, slope: tf.Tensor) -> tf.Tensor:
-        """What a preconditioner keeps of t Gam', so that the rest is positive semidefinite."""
-
-    @abc.abstractmethod
-    def shared(self, wt: tf.Tensor, c: tf.Tensor, spectrum: Spectrum) -> list[Subspace]:
-        """Directions of V' along which L hardly changes, although t Gam' is in the metric.
-
-        L does not change when a view is multiplied by a matrix, P_j -> P_j A_j (but for the
-        ridge): along W blockdiag(A) dGam takes back what t Gam' has.
-
-        Args:
-            wt: W T, `[D, D]`.
-            c: 1/(n - 1).
-            spectrum: at W.
-        """
-
-    @abc.abstractmethod
-    def retract(
-        self, v: tf.Tensor, wt: tf.Tensor, shared: list[Subspace], c: tf.Tensor, spectrum: Spectrum
-    ) -> tf.Tensor:
-        """V' with a second-order term that follows the curved valley of small ||F||."""
-
 
 class CCA(Correlation):
     """Two views; the positive mu of (2) are their canonical correlations.
-
-    The eigenvectors come in pairs (a_i, b_i)/sqrt 2 and (a_i, -b_i)/sqrt 2 for mu = +-sigma_i.
 
     Attributes:
         sizes: widths (d_1, d_2).
@@ -220,16 +184,10 @@ class CCA(Correlation):
     def constant(self) -> float:
         return 0.0
 
-    @cached_property
-    def partner(self) -> tuple[np.ndarray, np.ndarray]:
-        """Changing the sign of view 2 maps u_i to sign_i u_partner(i)."""
-        d1, d2 = self.sizes
-        partner = np.arange(self.width)[::-1].copy()
-        alone = slice(min(d1, d2), max(d1, d2))
-        partner[alone] = np.arange(self.width)[alone]
-        sign = np.ones(self.width)
-        sign[alone] = 1.0 if d1 > d2 else -1.0
-        return partner, sign
+    @property
+    def pairs(self) -> int:
+        """m = min(d_1, d_2), the number of canonical pairs."""
+        return min(self.sizes)
 
     def factorise(
         self, covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None = None
@@ -254,68 +212,80 @@ class CCA(Correlation):
     def assemble(self, factors: Factors) -> Spectrum:
         factor, whiten, values, left, right, ok = factors
         if factor.shape.rank == 3:
-            parts = list(zip(tf.unstack(factor), tf.unstack(whiten), (left, right), strict=True))
+            rotations = tf.stack([left, right])
+            basis = _block_diagonal(*tf.unstack(tf.matmul(whiten, rotations, transpose_a=True)))
+            inverse = _block_diagonal(*tf.unstack(tf.matmul(rotations, factor, True, True)))
         else:
-            pairs = zip(self.slices, (left, right), strict=True)
-            parts = [(factor[s, s], whiten[s, s], rotation) for s, rotation in pairs]
-        basis = _paired(*(tf.matmul(w, r, transpose_a=True) for _, w, r in parts))
-        inverse = tf.transpose(_paired(*(tf.matmul(f, r) for f, _, r in parts)))
-        zeros = tf.zeros([self.width - 2 * min(self.sizes)], values.dtype)
+            rotations = _block_diagonal(left, right)
+            basis = tf.matmul(whiten, rotations, transpose_a=True)
+            inverse = tf.matmul(rotations, factor, transpose_a=True, transpose_b=True)
+        zeros = tf.zeros([self.width - 2 * self.pairs], values.dtype)
         values = spoiled(ok, tf.concat([values, zeros, -values[::-1]], 0))
-        rotation = tf.eye(self.width, dtype=values.dtype)
-        return Spectrum(values, basis, inverse, rotation, _selected(values, self.num_components))
+        return Spectrum(
+            values=values,
+            basis=basis,
+            inverse=inverse,
+            rotation=self.unpaired(tf.eye(self.width, dtype=values.dtype)),
+            selected=_selected(values, self.num_components),
+        )
 
-    def blocks(self, x: tf.Tensor) -> tf.Tensor:
-        if self.sizes[0] == self.sizes[1]:
-            mirrored = tf.reverse(x, [0, 1])
-        else:
-            partner, sign = self.partner
-            mirrored = tf.gather(tf.gather(x, partner, axis=0), partner, axis=1)
-            mirrored *= tf.constant(np.outer(sign, sign), x.dtype)
-        return 0.5 * (x + mirrored)
+    def paired(self, x: tf.Tensor) -> tf.Tensor:
+        """x Q: from columns a_i, b_i to (a_i + b_i) / sqrt 2, columns without partner, and
+        (a_i - b_i) / sqrt 2 in reverse."""
+        (d1, _), m, half = self.sizes, self.pairs, np.sqrt(0.5)
+        a, b = half * x[:, :m], half * x[:, d1 : d1 + m]
+        return tf.concat([a + b, x[:, m:d1], x[:, d1 + m :], (a - b)[:, ::-1]], 1)
+
+    def unpaired(self, x: tf.Tensor) -> tf.Tensor:
+        """x Q^T, the inverse of `paired`."""
+        (d1, d2), m, half = self.sizes, self.pairs, np.sqrt(0.5)
+        u, v = half * x[:, :m], half * x[:, -m:][:, ::-1]
+        return tf.concat([u + v, x[:, m:d1], u - v, x[:, d1 : d1 + d2 - m]], 1)
+
+    def paired_blocks(self, x: tf.Tensor) -> tf.Tensor:
+        """The mask B between pairs, Q^T B(Q x Q^T) Q: half of x and of x with view 2 reversed."""
+        d1, d2 = self.sizes
+        if d1 == d2:
+            return 0.5 * (x + tf.reverse(x, [0, 1]))
+        partner = np.arange(self.width)[::-1].copy()
+        alone = slice(self.pairs, -self.pairs)
+        partner[alone] = np.arange(self.width)[alone]
+        sign = np.ones(self.width)
+        sign[alone] = 1.0 if d1 > d2 else -1.0
+        mirrored = tf.gather(tf.gather(x, partner, axis=0), partner, axis=1)
+        return 0.5 * (x + tf.constant(np.outer(sign, sign), x.dtype) * mirrored)
 
     def slope(self, spectrum: Spectrum) -> tf.Tensor:
-        f, weighted = spectrum.selected, spectrum.selected * spectrum.values
-        mirrored = tf.gather(tf.stack([f, weighted]), self.partner[0], axis=1)
-        return tf.linalg.diag(0.5 * (weighted + mirrored[1] - f + mirrored[0]))
+        """B has f_i sigma_i / 2 on its diagonals, K has f_i / 2 between a_i and b_i."""
+        (d1, d2), m = self.sizes, self.pairs
+        f, sigma = spectrum.selected[:m], spectrum.values[:m]
+        within, between = 0.5 * f * sigma, -0.5 * f
+        corner = tf.linalg.diag(between, num_rows=d1, num_cols=d2)
+        ones = [tf.linalg.diag(tf.pad(within, [[0, d - m]])) for d in self.sizes]
+        rows = [tf.concat([ones[0], corner], 1), tf.concat([tf.transpose(corner), ones[1]], 1)]
+        return tf.concat(rows, 0)
 
     def times_slope(self, x: tf.Tensor, slope: tf.Tensor) -> tf.Tensor:
-        return x * tf.linalg.diag_part(slope)
+        (d1, d2), m = self.sizes, self.pairs
+        if self.width < DENSE:
+            return tf.matmul(x, slope)
+        diagonal = tf.linalg.diag_part(slope)
+        between = tf.linalg.diag_part(slope[:m, d1 : d1 + m])
+        a, b = x[:, :m] * between, x[:, d1 : d1 + m] * between
+        across = [tf.pad(b, [[0, 0], [0, d1 - m]]), tf.pad(a, [[0, 0], [0, d2 - m]])]
+        return x * diagonal + tf.concat(across, 1)
 
-    def differential(
-        self, rotation: tf.Tensor, differences: Differences, change: tf.Tensor
-    ) -> tf.Tensor:
+    def paired_differential(self, differences: Differences, change: tf.Tensor) -> tf.Tensor:
+        """Differential of dL/dS between pairs, U^-1 d(dL/dS) U^-T, for `change` = U^T dS U.
+
+        dN0 = phi o E - psi o H and dN1 = psi o E - chi o H, with E and H the masks K and B of the
+        change.
+        """
         phi, psi, chi = differences
-        within = self.blocks(change)
+        within = self.paired_blocks(change)
         e = change - within
         n0, n1 = phi * e - psi * within, psi * e - chi * within
-        return self.blocks(n0 + n1) - n0  # B(n1) - (n0 - B(n0)), one projection
-
-    def positive_part(self, slope: tf.Tensor) -> tf.Tensor:
-        return tf.maximum(slope, 0.0)  # it is diagonal
-
-    def shared(self, wt: tf.Tensor, c: tf.Tensor, spectrum: Spectrum) -> list[Subspace]:
-        """One for all columns: what the views share, W u_i (unit columns, zero beyond k)."""
-        pairs = min(self.sizes)
-        leading = wt[:, :pairs]
-        size = tf.norm(leading, axis=0)
-        rows = leading * tf.math.divide_no_nan(spectrum.selected[:pairs], size)
-        return [Subspace(rows, (0, self.width))]
-
-    def retract(
-        self, v: tf.Tensor, wt: tf.Tensor, shared: list[Subspace], c: tf.Tensor, spectrum: Spectrum
-    ) -> tf.Tensor:
-        """As the correlations approach one the W v_j, v_j = (a_j, -b_j), vanish, and what the step
-        adds to them along the W u_i must follow the step of the W u_i. Far from one, where this
-        says nothing, sigma_j^4 fades it out."""
-        pairs = min(self.sizes)
-        size = tf.norm(wt[:, :pairs], axis=0)
-        (common, _), *_ = shared
-        shift = v[:, :pairs] - tf.matmul(common, tf.matmul(common, v[:, :pairs], transpose_a=True))
-        shift = tf.math.divide_no_nan(shift, size)
-        shift = tf.matmul(shift, tf.matmul(common, v[:, -pairs:], transpose_a=True))
-        shift *= spectrum.values[-pairs:] ** 4
-        return v + tf.pad(shift, [[0, 0], [self.width - pairs, 0]])
+        return self.paired_blocks(n0 + n1) - n0  # B(n1) - (n0 - B(n0)), one projection
 
 
 class GCCA(Correlation):
@@ -352,9 +322,6 @@ class GCCA(Correlation):
             selected=_selected(values, self.num_components),
         )
 
-    def blocks(self, x: tf.Tensor) -> tf.Tensor:
-        return x * tf.constant(self.block_mask, x.dtype)
-
     def slope(self, spectrum: Spectrum) -> tf.Tensor:
         k = self.num_components
         vectors = spectrum.rotation[:, :k]
@@ -366,7 +333,11 @@ class GCCA(Correlation):
     def differential(
         self, rotation: tf.Tensor, differences: Differences, change: tf.Tensor
     ) -> tf.Tensor:
-        # Without the part beyond k in both indices, which is zero.
+        """Differential of dL/dS in the basis, T^-1 d(dL/dS) T^-T, for `change` = T^T dS T.
+
+        dN0 = phi o E - psi o H and dN1 = psi o E - chi o H between eigenvectors, with E and H the
+        masks K and B of the change; without the part beyond k in both indices, which is zero.
+        """
         width, k = self.width, self.num_components
         phi, psi, chi = (x[:, :k] for x in differences)
         chosen = rotation[:, :k]
@@ -379,27 +350,6 @@ class GCCA(Correlation):
         both = tf.matmul(tf.stack([both[:, :k], both[:, k:]]), chosen, transpose_b=True)
         n0, n1 = tf.unstack(both + tf.linalg.matrix_transpose(both))
         return self.blocks(n1) - n0
-
-    def positive_part(self, slope: tf.Tensor) -> tf.Tensor:
-        values, vectors = tf.linalg.eigh(slope)
-        return tf.matmul(vectors * tf.maximum(values, 0.0), vectors, transpose_b=True)
-
-    def shared(self, wt: tf.Tensor, c: tf.Tensor, spectrum: Spectrum) -> list[Subspace]:
-        """One a view: c^(1/2) W_j L_j^-T, orthonormal up to the ridge."""
-        return [Subspace(tf.sqrt(c) * wt[:, s], (s.start, s.stop)) for s in self.slices]
-
-    def retract(
-        self, v: tf.Tensor, wt: tf.Tensor, shared: list[Subspace], c: tf.Tensor, spectrum: Spectrum
-    ) -> tf.Tensor:
-        """L does not change when a view is multiplied by a matrix. What of the step is such a
-        product, W_j A_j, and the rest V_j combine as (W_j + V_j)(I + A_j), which adds V_j A_j."""
-        parts = []
-        for rows, (start, stop) in shared:
-            part = v[:, start:stop]
-            inner = tf.matmul(rows, part, transpose_a=True)
-            rest = part - tf.matmul(rows, inner)
-            parts.append(part + tf.sqrt(c) * tf.matmul(rest, inner))
-        return tf.concat(parts, 1)
 
 
 def total(spectrum: Spectrum) -> tf.Tensor:
@@ -435,16 +385,3 @@ def _selected(values, k):
 def _block_diagonal(first, second):
     d1, d2 = first.shape[0], second.shape[0]
     return tf.pad(first, [[0, d2]] * 2) + tf.pad(second, [[d1, 0]] * 2)
-
-
-def _paired(first, second):
-    """From bases of two views (a_i, b_i) / sqrt 2, what has no partner, (a_i, -b_i) / sqrt 2."""
-    d1, d2 = first.shape[1], second.shape[1]
-    pairs, half = min(d1, d2), np.sqrt(0.5)
-    a, b = half * first[:, :pairs], half * second[:, :pairs]
-    upper, lower = [a, a[:, ::-1]], [b, -b[:, ::-1]]
-    if d1 != d2:
-        alone = first[:, pairs:], second[:, pairs:]
-        upper.insert(1, tf.pad(alone[0], [[0, 0], [0, d2 - pairs]]))
-        lower.insert(1, tf.pad(alone[1], [[0, 0], [d1 - pairs, 0]]))
-    return tf.concat([tf.concat(upper, 1), tf.concat(lower, 1)], 0)

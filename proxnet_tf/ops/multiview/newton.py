@@ -17,22 +17,19 @@ import tensorflow as tf
 
 from proxnet_tf.ops.linear.cg import CGResult, conjugate_gradient
 from proxnet_tf.ops.linear.report import Report
-from proxnet_tf.ops.multiview.correlation import Correlation, Factors, Spectrum
+from proxnet_tf.ops.multiview import joint_model, pair_model
+from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation, Factors, Spectrum
 from proxnet_tf.ops.multiview.problem import (
-    Hessian,
-    Inverses,
     Point,
     Problem,
     covariance_of,
     evaluate,
     factors_at,
-    hessian_at,
-    hessian_product,
-    inverses_at,
     point_at,
-    precondition,
 )
 
+# The module with the Hessian of each type of correlation: all define the same functions.
+MODELS: dict[type[Correlation], Any] = {CCA: pair_model, GCCA: joint_model}
 CG_ITERATIONS = 300
 # From this width on products dominate, and conjugate gradients run in float32: as steps that
 # Newton's method corrects, or with refinement in float64.
@@ -96,15 +93,17 @@ class Solution(NamedTuple):
 
 def _conjugate_gradient(
     correlation: Correlation,
-    hessian: Hessian,
+    hessian: Any,
     rhs: tf.Tensor,
     tolerance: tf.Tensor,
     radius: tf.Tensor | None = None,
+    exact: bool | None = True,
 ) -> CGResult:
+    model = MODELS[type(correlation)]
     return conjugate_gradient(
-        lambda v: hessian_product(correlation, hessian, v),
+        lambda v: model.product(correlation, hessian, v, exact),
         rhs,
-        preconditioner=lambda r: precondition(hessian, r),
+        preconditioner=lambda r: model.precondition(correlation, hessian, r),
         tolerance=tolerance,
         max_iterations=CG_ITERATIONS,
         axes=(-2, -1),
@@ -120,7 +119,7 @@ def _cast(structure: Any, dtype: tf.DType) -> Any:
 
 def _approximate(
     correlation: Correlation,
-    hessian: Hessian,
+    hessian: Any,
     rhs: tf.Tensor,
     tolerance: tf.Tensor,
     radius: tf.Tensor | None = None,
@@ -129,11 +128,11 @@ def _approximate(
     if correlation.width < WIDE:
         return _conjugate_gradient(correlation, hessian, rhs, tolerance, radius)
     data = _cast((hessian, rhs, tf.maximum(tolerance, 1e-4), radius), tf.float32)
-    return _cast(_conjugate_gradient(correlation, *data), rhs.dtype)
+    return _cast(_conjugate_gradient(correlation, *data, exact=None), rhs.dtype)
 
 
 def _solve_linear(
-    correlation: Correlation, hessian: Hessian, rhs: tf.Tensor, tolerance: tf.Tensor
+    correlation: Correlation, hessian: Any, rhs: tf.Tensor, tolerance: tf.Tensor
 ) -> tuple[tf.Tensor, Report]:
     """H^-1 rhs, and how well it was found; negative curvature counts as not converged."""
     if correlation.width < WIDE:
@@ -142,12 +141,14 @@ def _solve_linear(
         report = Report(found.residual[0, 0], found.iterations, solved[0, 0])
         return found.solution, report
 
+    model = MODELS[type(correlation)]
+
     def go_on(i, x, r, better, iterations):
         return better & (tf.norm(r) > tolerance * tf.norm(rhs))
 
     def refine(i, x, r, better, iterations):
         found = _approximate(correlation, hessian, r, tf.cast(1e-3, r.dtype))
-        rest = r - hessian_product(correlation, hessian, found.solution)
+        rest = r - model.product(correlation, hessian, found.solution)
         better = tf.norm(rest) < 0.5 * tf.norm(r)  # False for NaN
         x, r = tf.where(better, x + found.solution, x), tf.where(better, rest, r)
         return i + 1, x, r, better, iterations + found.iterations
@@ -180,11 +181,10 @@ class _Trial(NamedTuple):
 # structure of ranks: 2 for [D, D], 1 for [D], 0 for a scalar.
 
 _SPECTRUM = Spectrum(values=1, basis=2, inverse=2, rotation=2, selected=1)
-_POINT = Point(w=2, spectrum=_SPECTRUM, wt=2, metric=2, pull=2, slope=2, objective=0, residual=0)
+_POINT = Point(w=2, spectrum=_SPECTRUM, wt=2, bare=2, pull=2, slope=2, objective=0, residual=0)
 _STATE = _State(point=_POINT, radius=0, stalled=0)
 _TRIAL = _Trial(w=2, covariance=2, predicted=0, length=0)
 _PROBLEM = Problem(root=2, unused=2, epsilon=0, c=0, t=0)
-_INVERSES = Inverses(first=2, second=2)
 
 Packed = tuple[tf.Tensor, tf.Tensor]
 
@@ -210,35 +210,43 @@ def unpack(layout: Any, packed: Packed) -> Any:
 
 
 def _propose(
-    correlation: Correlation, problem: Packed, state: Packed, inverses: Packed, tolerance: tf.Tensor
+    correlation: Correlation, problem: Packed, state: Packed, decomposed: Any, tolerance: tf.Tensor
 ) -> Packed:
     """A step of Steihaug's method, as a `_Trial`."""
-    data, point = unpack(_PROBLEM, problem), unpack(_STATE, state).point
-    radius = unpack(_STATE, state).radius
-    hessian = hessian_at(correlation, data, point, unpack(_INVERSES, inverses))
+    model = MODELS[type(correlation)]
+    data, (point, radius, _) = unpack(_PROBLEM, problem), unpack(_STATE, state)
+    hessian = model.hessian_at(correlation, data, point, decomposed)
     # Superlinear, but no more exact than the last step needs.
     enough = tf.minimum(0.2 * tf.math.divide_no_nan(tolerance, point.residual), 0.1)
     forcing = tf.clip_by_value(tf.sqrt(point.residual), enough, 0.1)
-    found = _approximate(correlation, hessian, -point.slope, forcing, radius)
-    v = correlation.retract(found.solution, hessian.wt, hessian.shared, hessian.c, point.spectrum)
-    w = point.w + tf.matmul(v, point.spectrum.inverse)
+    found = _approximate(
+        correlation, hessian, model.enter(correlation, hessian, -point.slope), forcing, radius
+    )
+    v = model.leave(correlation, hessian, model.retract(correlation, hessian, found.solution))
+    w = point.w + correlation.by_view(v, point.spectrum.inverse)
     w -= tf.matmul(w, data.unused)
     predicted = found.reduction[0, 0] / data.t
     return pack(_Trial(w, covariance_of(data, w), predicted, found.norm[0, 0]))
 
 
-def _start(correlation: Correlation, problem: Packed, factors: Factors) -> Packed:
-    """The state at W = R."""
+def _with_ingredients(correlation, problem, state):
+    """The packed state and what is to be decomposed at its point."""
+    model = MODELS[type(correlation)]
+    return pack(state), model.ingredients_at(correlation, problem, state.point)
+
+
+def _start(correlation: Correlation, problem: Packed, factors: Factors) -> tuple[Packed, Any]:
+    """The state at W = R, and what is to be decomposed there."""
     data = unpack(_PROBLEM, problem)
     point = point_at(correlation, data, data.root, factors)
     radius = 0.2 * tf.norm(data.root)
-    return pack(_State(point, radius, tf.zeros_like(radius)))
+    return _with_ingredients(correlation, data, _State(point, radius, tf.zeros_like(radius)))
 
 
 def _accept(
     correlation: Correlation, problem: Packed, state: Packed, trial: Packed, factors: Factors
-) -> Packed:
-    """The trust-region test of a trial point, and the state after it."""
+) -> tuple[Packed, Any]:
+    """The trust-region test of a trial point; the state after it, as `_start` gives it."""
     data, tried = unpack(_PROBLEM, problem), unpack(_TRIAL, trial)
     point, radius, _ = unpack(_STATE, state)
     new = point_at(correlation, data, tried.w, factors)
@@ -253,11 +261,8 @@ def _accept(
     shrink = tf.where(ratio < -1.0, 0.25 * tried.length, 0.5 * tried.length)
     radius = tf.where(ratio < 0.25, shrink, radius)
     point = tf.nest.map_structure(lambda a, b: tf.where(ratio > 1e-4, a, b), new, point)
-    return pack(_State(point, radius, tf.cast(tiny & ~smaller, radius.dtype)))
-
-
-def _inverses(correlation: Correlation, state: Packed) -> Packed:
-    return pack(inverses_at(correlation, unpack(_STATE, state).point))
+    stalled = tf.cast(tiny & ~smaller, radius.dtype)
+    return _with_ingredients(correlation, data, _State(point, radius, stalled))
 
 
 @functools.lru_cache(maxsize=512)
@@ -290,20 +295,24 @@ def _newton(
     def factors_of(covariance):
         return factors_at(correlation, problem, covariance)
 
-    def go_on(iteration, *state):
+    def decomposed(ingredients):
+        model = MODELS[type(correlation)]
+        return model.decompose(correlation, ingredients, correlation.width >= WIDE)
+
+    def go_on(iteration, state, ingredients):
         point, _, stalled = unpack(_STATE, state)
         unsolved = point.residual > tolerance
         return unsolved & (iteration < max_iterations) & (stalled == 0.0)
 
-    def step(iteration, *state):
-        trial = propose(data, state, _inverses(correlation, state), tolerance)
+    def step(iteration, state, ingredients):
+        trial = propose(data, state, decomposed(ingredients), tolerance)
         factors = factors_of(unpack(_TRIAL, trial).covariance)
         return iteration + 1, *accept(data, state, trial, factors)
 
     first = start(data, factors_of(covariance_of(problem, problem.root)))
-    iterations, *last = tf.while_loop(go_on, step, (tf.constant(1), *first))
+    iterations, last, _ = tf.while_loop(go_on, step, (tf.constant(1), *first))
     point = unpack(_STATE, last).point
-    initial = unpack(_STATE, first).point.objective
+    initial = unpack(_STATE, first[0]).point.objective
     return Solution(point, iterations, point.residual <= tolerance, initial)
 
 
@@ -322,7 +331,7 @@ def _lbfgs(
         w = tf.reshape(flat, shape)
         w -= tf.matmul(w, problem.unused)
         point = evaluate(correlation, problem, w)
-        slope = tf.matmul(point.slope, point.spectrum.basis, transpose_b=True)
+        slope = correlation.by_view(point.slope, tf.transpose(point.spectrum.basis))
         broken = ~tf.math.is_finite(point.objective)  # the line search turns back from infinity
         value = tf.where(broken, tf.cast(np.inf, w.dtype), problem.t * point.objective)
         slope = tf.where(broken, tf.zeros_like(slope), slope)
@@ -394,17 +403,23 @@ def solve_hessian(
     H is positive definite at a strict minimiser; a direction of negative curvature ends the
     iteration with the last iterate, and the report says that it did not converge.
     """
-    inverses = compiled(inverses_at, correlation, None)(point)
+    prepare = compiled(_prepare, correlation, None)
     run = compiled(_hessian_solve, correlation, jit)
-    return run(problem, point, inverses, rhs, tf.cast(tolerance, rhs.dtype))
+    return run(problem, point, prepare(problem, point), rhs, tf.cast(tolerance, rhs.dtype))
 
 
-def _hessian_solve(correlation, problem, point, inverses, rhs, tolerance):
+def _prepare(correlation, problem, point):
+    model = MODELS[type(correlation)]
+    return model.decompose(correlation, model.ingredients_at(correlation, problem, point), False)
+
+
+def _hessian_solve(correlation, problem, point, decomposed, rhs, tolerance):
+    model = MODELS[type(correlation)]
+    hessian = model.hessian_at(correlation, problem, point, decomposed)
     inverse = point.spectrum.inverse
-    hessian = hessian_at(correlation, problem, point, inverses)
-    mapped = tf.matmul(rhs, inverse, transpose_b=True)
+    mapped = model.enter(correlation, hessian, correlation.by_view(rhs, tf.transpose(inverse)))
     solution, report = _solve_linear(correlation, hessian, mapped, tolerance)
-    u = tf.matmul(solution, inverse)
+    u = correlation.by_view(model.leave(correlation, hessian, solution), inverse)
     # H is the identity outside the row spaces.
     return u + tf.matmul(rhs - u, problem.unused), report
 

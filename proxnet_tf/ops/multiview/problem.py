@@ -13,7 +13,8 @@ by descent from W = R, each view staying in its own row space. Its Hessian (time
     H V = V (I + t Gam) + t W dGam[c (V^T W + W^T V)].
 
 Gradient and Hessian are kept in the basis T of `correlation`, on V' = V T: there I + t Gam becomes
-M = T^-1 T^-T + t Gam', and dGam acts entry by entry between eigenvectors.
+M = T^-1 T^-T + t Gam', and dGam acts entry by entry between eigenvectors: see `pair_model` for CCA
+and `joint_model` for GCCA.
 
 References: Li, Ma, Zhang (2020), equation (8) and the appendix on multiview learning. The
 reduction to D x D and the preconditioner go beyond the paper.
@@ -24,14 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview.correlation import (
-    Correlation,
-    Differences,
-    Factors,
-    Spectrum,
-    Subspace,
-    divided_differences,
-)
+from proxnet_tf.ops.multiview.correlation import Correlation, Factors, Spectrum
 
 OUTSIDE = 1e4
 
@@ -75,7 +69,7 @@ class Point(NamedTuple):
         w: W, `[D, D]`.
         spectrum: of (2) at S = c W^T W.
         wt: W T.
-        metric: M = T^-1 (I + t Gam) T^-T, made stiff outside the row spaces.
+        bare: T^-1 T^-T, block-diagonal, made stiff outside the row spaces.
         pull: t Gam' = T^-1 t Gam T^-T.
         slope: F(W) T^-T.
         objective: ||W - R||^2 / (2 t) + L, scalar; NaN where (2) could not be solved.
@@ -85,7 +79,7 @@ class Point(NamedTuple):
     w: tf.Tensor
     spectrum: Spectrum
     wt: tf.Tensor
-    metric: tf.Tensor
+    bare: tf.Tensor
     pull: tf.Tensor
     slope: tf.Tensor
     objective: tf.Tensor
@@ -225,112 +219,43 @@ def point_at(correlation: Correlation, problem: Problem, w: tf.Tensor, factors: 
     """Objective, gradient and spectrum of (4) at W, from the factors of its covariance."""
     spectrum = correlation.assemble(factors)
     moved = w - problem.root
-    wt = tf.matmul(w, spectrum.basis)
+    wt = correlation.by_view(w, spectrum.basis)
     pull = 2.0 * problem.c * problem.t * correlation.slope(spectrum)
     # (4): F T^-T = (W - R) T^-T + t W T Gam', for T^-1 Gam T^-T = Gam'.
     pulled = correlation.times_slope(wt, pull)
-    residual = tf.norm(moved + tf.matmul(pulled, spectrum.basis, transpose_b=True))
+    residual = tf.norm(moved + correlation.by_view(pulled, tf.transpose(spectrum.basis)))
     objective = tf.reduce_sum(moved**2) / (2.0 * problem.t)
-    # Outside the row spaces, where L may be concave, H is made stiff: rounding cannot leave them.
-    stiff = tf.eye(correlation.width, dtype=w.dtype)
-    stiff += OUTSIDE * (1.0 + problem.c * problem.t) * problem.unused
-    stiff = tf.matmul(tf.matmul(spectrum.inverse, stiff), spectrum.inverse, transpose_b=True)
+    transposed = tf.transpose(spectrum.inverse)
     return Point(
         w=w,
         spectrum=spectrum,
         wt=wt,
-        metric=stiff + pull,
+        bare=correlation.by_view(correlation.by_view(spectrum.inverse, stiff(problem)), transposed),
         pull=pull,
-        slope=tf.matmul(moved, spectrum.inverse, transpose_b=True) + pulled,
+        slope=correlation.by_view(moved, transposed) + pulled,
         objective=objective + correlation.value(spectrum),
         residual=tf.math.divide_no_nan(residual, tf.norm(problem.root)),
     )
+
+
+def stiff(problem: Problem) -> tf.Tensor:
+    """I, and more outside the row spaces, where L may be concave: rounding cannot leave them."""
+    eye = tf.eye(problem.root.shape[-1], dtype=problem.root.dtype)
+    return eye + _stiffness(problem) * problem.unused
+
+
+def stiff_inverse(problem: Problem) -> tf.Tensor:
+    """The inverse of `stiff` (the unused directions are a projection)."""
+    eye = tf.eye(problem.root.shape[-1], dtype=problem.root.dtype)
+    stiffness = _stiffness(problem)
+    return eye - stiffness / (1.0 + stiffness) * problem.unused
+
+
+def _stiffness(problem):
+    return OUTSIDE * (1.0 + problem.c * problem.t)
 
 
 def evaluate(correlation: Correlation, problem: Problem, w: tf.Tensor) -> Point:
     """Objective, gradient and spectrum of (4) at W."""
     factors = factors_at(correlation, problem, covariance_of(problem, w))
     return point_at(correlation, problem, w, factors)
-
-
-class Inverses(NamedTuple):
-    """Inverses of the two metrics of the preconditioner of H, each symmetric, `[D, D]`.
-
-    Attributes:
-        first: of M with the positive part of t Gam' only.
-        second: of M without t Gam', for the directions in `Correlation.shared`. Its metric is
-            the smaller one: what its inverse adds is positive semidefinite.
-    """
-
-    first: tf.Tensor
-    second: tf.Tensor
-
-
-def inverses_at(correlation: Correlation, point: Point) -> Inverses:
-    """The inverses at an iterate."""
-    bare = point.metric - point.pull
-    metrics = tf.stack([bare + correlation.positive_part(point.pull), bare])
-    return Inverses(*tf.unstack(tf.linalg.inv(metrics)))
-
-
-class Hessian(NamedTuple):
-    """H of (4) on V' = V T, with its preconditioner.
-
-    Attributes:
-        wt: W T.
-        metric: M = T^-1 (I + t Gam) T^-T.
-        rotation: Q of the spectrum.
-        differences: divided differences of the spectrum.
-        c: 1 / (n - 1).
-        scale: 2 c t.
-        inverse: inverse of the first metric.
-        shared: the directions that `added` acts on.
-        added: per set of directions, what the second inverse adds there.
-    """
-
-    wt: tf.Tensor
-    metric: tf.Tensor
-    rotation: tf.Tensor
-    differences: Differences
-    c: tf.Tensor
-    scale: tf.Tensor
-    inverse: tf.Tensor
-    shared: list[Subspace]
-    added: list[tf.Tensor]
-
-
-def hessian_at(
-    correlation: Correlation, problem: Problem, point: Point, inverses: Inverses
-) -> Hessian:
-    """The Hessian of (4) at `point`, preconditioned by the inverses of its metrics."""
-    added = inverses.second - inverses.first
-    shared = correlation.shared(point.wt, problem.c, point.spectrum)
-    return Hessian(
-        wt=point.wt,
-        metric=point.metric,
-        rotation=point.spectrum.rotation,
-        differences=divided_differences(point.spectrum),
-        c=problem.c,
-        scale=2.0 * problem.c * problem.t,
-        inverse=inverses.first,
-        shared=shared,
-        added=[added[slice(*s.columns), slice(*s.columns)] for s in shared],
-    )
-
-
-def hessian_product(correlation: Correlation, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
-    """(H V) T^-T for `v` = V T."""
-    change = hessian.c * tf.matmul(hessian.wt, v, transpose_a=True)
-    dgamma = correlation.differential(
-        hessian.rotation, hessian.differences, change + tf.transpose(change)
-    )
-    return tf.matmul(v, hessian.metric) + hessian.scale * tf.matmul(hessian.wt, dgamma)
-
-
-def precondition(hessian: Hessian, r: tf.Tensor) -> tf.Tensor:
-    """Approximately H^-1 R, from R T^-T to V T: symmetric and positive definite."""
-    parts = []
-    for (rows, columns), added in zip(hessian.shared, hessian.added, strict=True):
-        along = tf.matmul(rows, r[:, slice(*columns)], transpose_a=True)
-        parts.append(tf.matmul(rows, tf.matmul(along, added)))
-    return tf.matmul(r, hessian.inverse) + tf.concat(parts, 1)

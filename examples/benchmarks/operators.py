@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from proxnet_tf.layers.convex.prox import Prox
 from proxnet_tf.layers.convex.regularizer import Regularizer
-from proxnet_tf.ops.convex.functions import OPERATORS
+from proxnet_tf.ops.convex.table import OPERATORS
 
 
 def median_time(function, *arguments, repeats=15):

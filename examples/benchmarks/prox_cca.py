@@ -20,6 +20,7 @@ import scipy.optimize
 import tensorflow as tf
 
 from proxnet_tf import ProxCCA, ProxGCCA
+from proxnet_tf.solvers import Newton
 
 EPSILON = 1e-4
 
@@ -111,7 +112,7 @@ def compare(n, d, lams, signal, repeats):
         single = [tf.constant(v, tf.float32) for v in (h, g)]
         ours = median_time(lambda step=step, a=single: step(*a), max(repeats, 7))
         _, gradient = step(*single)
-        exact = step_of(ProxCCA(lam=lam, epsilon=EPSILON, tolerance=1e-12, dtype="float64"))
+        exact = step_of(ProxCCA(lam=lam, epsilon=EPSILON, solver=Newton(1e-12), dtype="float64"))
         p, reference = (t.numpy() for t in exact(*(tf.constant(v) for v in (h, g))))
         layer = ProxCCA(lam=lam, epsilon=EPSILON, monitor=True)
         layer(single[0], training=True)

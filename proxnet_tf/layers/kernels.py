@@ -8,14 +8,20 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.checks import (
+    HasLam,
     add_lam,
     at_least_float32,
     check_choice,
     check_integer,
     check_number,
+    lam_of,
+    nan_without,
 )
+from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops import kernels
-from proxnet_tf.ops.convex.smooth import smooth_prox
+from proxnet_tf.ops.convex.chain import as_rows
+from proxnet_tf.ops.convex.smooth import ProxSolution, smooth_prox
+from proxnet_tf.ops.linear.report import exact
 
 _KINDS = ("gradient_flatness", "graph_laplacian", "gradient_variation")
 _SHORT_NAMES = {"gaussian": "ExponentiatedQuadratic", "laplace": "MaternOneHalf"}
@@ -44,7 +50,8 @@ class Invariance:
         ValueError: an unknown kind, or a value out of range.
 
     Example:
-        Invariance("graph_laplacian", points=unlabelled, num_neighbors=10)
+        >>> Invariance("graph_laplacian", points=[[0.0], [1.0], [3.0]], num_neighbors=1).quadratic
+        True
 
     Reference: Li, Ma, Zhang (2020), section 3.
     """
@@ -105,7 +112,7 @@ class Invariance:
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxKernelFeatures(keras.layers.Layer):
+class ProxKernelFeatures(HasLam, keras.layers.Layer):
     """Nystroem features of a kernel after the proximal map of invariances.
 
         (I + Zt Zt^T/lam)^power phi(x),    phi(x) = K_W^{-1/2} k_W(x)
@@ -124,6 +131,10 @@ class ProxKernelFeatures(keras.layers.Layer):
         lam: > 0; 1 by default; large: plain features. A variable that `LambdaSchedule` drives.
         power: -1 (the default) or -0.5.
         seed: of the draw of landmarks; 0 by default.
+        monitor: whether to report `residual`, `unsolved`, `iterations`, `backward_residual` and
+            `backward_unsolved` of the solves for a "gradient_variation" as metrics (zeros without
+            one, where all is closed form); a string is a prefix of these names. False by default:
+            `status` reads the last eager call.
         **kwargs: of `keras.layers.Layer`.
 
     Call arguments:
@@ -132,14 +143,20 @@ class ProxKernelFeatures(keras.layers.Layer):
     Output:
         (batch, ..., number of landmarks) in the layer's compute dtype; smooth in the inputs.
 
+    The landmarks and all that follows from them are weights: they are saved, loaded and set like
+    those of any layer, and a layer whose weights were loaded needs no `adapt`.
+
     Raises:
         ValueError: an unknown kernel, neither or both of the landmarks' arguments, a value out of
-            range, too few data in `adapt`, a call before `adapt`.
+            range, too few data in `adapt`, a call before `adapt` (in a graph a
+            `tf.errors.InvalidArgumentError` when it runs).
 
     Example:
-        features = ProxKernelFeatures("gaussian", num_landmarks=100,
-                                      kernel_options={"length_scale": 0.3}, lam=0.1)
-        features.adapt(data)
+        >>> features = ProxKernelFeatures("gaussian", num_landmarks=3, lam=0.1,
+        ...                               kernel_options={"length_scale": 0.3})
+        >>> features.adapt([[0.0, 0.0], [0.5, 1.0], [1.0, 0.0], [2.0, 2.0]])
+        >>> features(tf.constant([[0.2, 0.1]])).shape
+        TensorShape([1, 3])
 
     Reference: Li, Ma, Zhang (2020), appendix on kernel warping, the last equation.
     """
@@ -155,6 +172,7 @@ class ProxKernelFeatures(keras.layers.Layer):
         lam: float = 1.0,
         power: float = -1.0,
         seed: int = 0,
+        monitor: bool | str = False,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
@@ -180,9 +198,10 @@ class ProxKernelFeatures(keras.layers.Layer):
         if self.power != -1.0 and not all(i.quadratic for i in self.invariances):
             raise ValueError("A 'gradient_variation' has a proximal map only: use power=-1.")
         self.seed = check_integer("seed", seed, at_least=0)
+        self.monitor = check_monitor(monitor)
         self.supports_jit = False  # the kernels of TensorFlow Probability
         self.lam = add_lam(self, self.initial_lam)
-        self._adapted = False
+        self._monitor = Monitor(self, self.monitor)
         self._kernel(tf.float32)  # an unknown name or option raises here
         self._constants = [] if self.landmarks is None else self._prepare(self.landmarks)
         self._count = self.num_landmarks or len(self._constants[0])
@@ -224,7 +243,6 @@ class ProxKernelFeatures(keras.layers.Layer):
             for index, i in enumerate(self.invariances)
             if not i.quadratic
         ]
-        self._size = size
         self.built = True
         if self._constants:
             self._load(self._constants)
@@ -277,64 +295,87 @@ class ProxKernelFeatures(keras.layers.Layer):
             self._spectrum,
             *self._variations,
         ]
-        if constants[0].shape[1] != self._size:
+        size = self._points.shape[1]
+        if constants[0].shape[1] != size:
             raise ValueError(
-                f"The landmarks must have the input's {self._size} features. Received: shape "
+                f"The landmarks must have the input's {size} features. Received: shape "
                 f"{constants[0].shape}"
             )
         with tf.init_scope():
             for weight, value in zip(weights, constants, strict=True):
                 weight.assign(value.astype(weight.dtype))
-        self._adapted = True
 
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        if not self._adapted:
-            raise ValueError("ProxKernelFeatures must be adapted first: call layer.adapt(data).")
-        dtype = at_least_float32(self.compute_dtype)
-        rows = tf.reshape(tf.cast(inputs, dtype), [-1, self._size])
-        points, whitening, basis, spectrum, lam = (
-            tf.cast(v, dtype)
-            for v in (self._points, self._whitening, self._basis, self._spectrum, self.lam)
+    def _ready(self, whitening: tf.Tensor) -> list[tf.Operation]:
+        """What raises unless the landmarks were drawn, given, loaded or set."""
+        message = (
+            "ProxKernelFeatures must be adapted first: call layer.adapt(data), or load weights."
         )
-        plain = tf.matmul(self._kernel(dtype).matrix(rows, points), whitening)
+        if self.landmarks is not None:
+            return []
+        ready = tf.reduce_any(whitening != 0)
+        if not tf.executing_eagerly():
+            return [tf.debugging.Assert(ready, [message])]
+        if not ready:
+            raise ValueError(message)
+        return []
+
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        dtype = at_least_float32(self.compute_dtype)
+        rows = as_rows(tf.cast(inputs, dtype))
+        points, whitening, basis, spectrum = (
+            tf.cast(v, dtype) for v in (self._points, self._whitening, self._basis, self._spectrum)
+        )
+        lam = lam_of(self, dtype)
+        with tf.control_dependencies(self._ready(whitening)):
+            plain = tf.matmul(self._kernel(dtype).matrix(rows, points), whitening)
         if self._variations:
-            features = self._solve(plain, basis, spectrum, lam)
+            found = self._solve(plain, basis, spectrum, lam, training)
+            self._monitor.forward(found.report)
+            features = found.point
         else:
             along = tf.matmul(plain, basis) * (1 + spectrum / lam) ** self.power
             features = tf.matmul(along, basis, transpose_b=True)
+            self._monitor.forward(exact(features))
         shape = tf.concat([tf.shape(inputs)[:-1], tf.shape(points)[:1]], axis=0)
         features = tf.ensure_shape(
             tf.reshape(features, shape), self.compute_output_shape(inputs.shape)
         )
-        return tf.cast(features, self.compute_dtype)
+        return tf.cast(nan_without(lam, features), self.compute_dtype)
 
-    def _solve(self, plain, basis, spectrum, lam):
+    def _solve(
+        self,
+        plain: tf.Tensor,
+        basis: tf.Tensor,
+        spectrum: tf.Tensor,
+        lam: tf.Tensor,
+        training: bool,
+    ) -> ProxSolution:
         """argmin_v 1/2 v^T Zt Zt^T v + sum of the variations + lam/2 ||v - phi(x)||^2."""
         varying = [i for i in self.invariances if not i.quadratic]
         columns = [tf.cast(v, plain.dtype) for v in self._variations]
 
-        def regularizer(v):
+        size = self._points.shape[1]
+
+        def regularizer(v: tf.Tensor) -> tf.Tensor:
             value = tf.reduce_sum(spectrum * tf.matmul(v, basis) ** 2, axis=-1) / 2
             for invariance, representers in zip(varying, columns, strict=True):
                 slopes = tf.reshape(
                     tf.matmul(v, representers),
-                    [tf.shape(v)[0], representers.shape[1] // self._size, self._size],
+                    [tf.shape(v)[0], representers.shape[1] // size, size],
                 )
                 squares = tf.reduce_sum(slopes**2, axis=-1) + invariance.smoothing**2
                 value += invariance.weight * tf.reduce_sum(tf.sqrt(squares), axis=-1)
             return value
 
-        return smooth_prox(regularizer, plain, lam).point
+        return smooth_prox(regularizer, plain, lam, observer=self._monitor.backward(training))
+
+    @property
+    def status(self) -> dict[str, float]:
+        """The metrics of `monitor` since their last reset; without them, of the last eager call."""
+        return self._monitor.status
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return (*input_shape[:-1], self._count)
-
-    def get_build_config(self) -> dict[str, Any]:
-        return {"input_shape": (None, self._size), "adapted": self._adapted}
-
-    def build_from_config(self, config: dict[str, Any]) -> None:
-        self.build(config["input_shape"])
-        self._adapted = config["adapted"]
 
     def get_config(self) -> dict[str, Any]:
         kernel = self.kernel
@@ -350,6 +391,7 @@ class ProxKernelFeatures(keras.layers.Layer):
             "lam": self.initial_lam,
             "power": self.power,
             "seed": self.seed,
+            "monitor": self.monitor,
         }
 
     @classmethod
@@ -364,11 +406,11 @@ class ProxKernelFeatures(keras.layers.Layer):
         return cls(**config)
 
 
-def _listed(value):
+def _listed(value: Any) -> list[Any]:
     return [value] if isinstance(value, str | Invariance) else list(value)
 
 
-def _matrix(name, value):
+def _matrix(name: str, value: Any) -> np.ndarray:
     matrix = np.asarray(value, dtype="float64")
     if matrix.ndim != 2 or not np.isfinite(matrix).all():
         raise ValueError(

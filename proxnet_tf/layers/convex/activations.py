@@ -11,7 +11,9 @@ from proxnet_tf.checks import check_choice
 from proxnet_tf.layers.convex.regularizer import Regularizer
 
 
-def _inside(z, low, high, r):
+def _inside(
+    z: tf.Tensor, low: float, high: float, r: Callable[[tf.Tensor], tf.Tensor]
+) -> tf.Tensor:
     """sum r(z_i), +inf where an entry leaves (low, high); no NaN reaches the gradient."""
     valid = (z > low) & (z < high)
     middle = low + min((high - low) / 2, 1.0)
@@ -23,7 +25,7 @@ def _inside(z, low, high, r):
 def sigmoid_prior(z: tf.Tensor) -> tf.Tensor:
     """sum_i z log z + (1 - z) log(1 - z) - z^2/2 on (0, 1): the integral of the logit - z^2/2."""
 
-    def r(z):
+    def r(z: tf.Tensor) -> tf.Tensor:
         return z * tf.math.log(z) + (1 - z) * tf.math.log1p(-z) - z**2 / 2
 
     return _inside(z, 0.0, 1.0, r)
@@ -33,7 +35,7 @@ def sigmoid_prior(z: tf.Tensor) -> tf.Tensor:
 def tanh_prior(z: tf.Tensor) -> tf.Tensor:
     """sum_i [(1 + z) log(1 + z) + (1 - z) log(1 - z) - z^2]/2 on (-1, 1): integral of artanh."""
 
-    def r(z):
+    def r(z: tf.Tensor) -> tf.Tensor:
         return ((1 + z) * tf.math.log1p(z) + (1 - z) * tf.math.log1p(-z) - z**2) / 2
 
     return _inside(z, -1.0, 1.0, r)
@@ -60,7 +62,7 @@ def uniform_start(x: tf.Tensor) -> tf.Tensor:
 
 
 def prox_of_activation(name: str) -> dict[str, Any]:
-    """The arguments of `Prox` whose map at lam = 1 is the activation or normalisation `name`.
+    """What makes `Prox` at lam = 1 the activation or normalisation `name`.
 
     | name | R | C |
     | --- | --- | --- |
@@ -78,13 +80,16 @@ def prox_of_activation(name: str) -> dict[str, Any]:
         name: one of the above.
 
     Returns:
-        A dict of keyword arguments (`regularizer`, `constraint`, `start`).
+        A dict of `regularizer`, `constraint` and `start`: the first argument of `Prox`, or its
+        keyword arguments.
 
     Raises:
         ValueError: an unknown name.
 
     Example:
-        Prox(**prox_of_activation("sigmoid"))(x)  # = keras.ops.sigmoid(x)
+        >>> from proxnet_tf import Prox
+        >>> Prox(prox_of_activation("sigmoid"))(tf.constant([[0.0, 2.0]])).numpy().round(3)
+        array([[0.5  , 0.881]], dtype=float32)
 
     Reference: Li, Ma, Zhang (2020), section 2.
     """

@@ -5,12 +5,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import add_lam, at_least_float32, check_integer, check_number
-from proxnet_tf.ops.convex.dropout import prox_dropout
+from proxnet_tf.checks import (
+    HasLam,
+    add_lam,
+    at_least_float32,
+    check_integer,
+    check_number,
+    lam_of,
+    nan_without,
+)
+from proxnet_tf.layers.monitor import Monitor, check_monitor
+from proxnet_tf.ops.convex.dropout import dropout_solution
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxDropout(keras.layers.Layer):
+class ProxDropout(HasLam, keras.layers.Layer):
     """The proximal map of dropout's adaptive regulariser, example by example.
 
         c_x = argmin_c 1/2 p (1 - p) sum_i x_i^2 c_i^2 + lam/2 ||c - x||^2,  p = sigmoid(x^T c)
@@ -25,6 +34,10 @@ class ProxDropout(keras.layers.Layer):
         lam: > 0; 1 by default; the larger, the nearer the output is to the input. A variable that
             is read at every call: `LambdaSchedule` drives it.
         num_points: size of the search grid, >= 3; 128 by default.
+        monitor: whether to report `residual` (of the search), `unsolved`, `iterations`,
+            `backward_residual` and `backward_unsolved` (a minimum without curvature, whose
+            gradient holds p fixed) as metrics; a string is a prefix of these names. False by
+            default: `status` reads the last eager call.
         **kwargs: of `keras.layers.Layer`.
 
     Call arguments:
@@ -38,23 +51,44 @@ class ProxDropout(keras.layers.Layer):
         ValueError: a value out of range.
 
     Example:
-        keras.Sequential([ProxDropout(lam=0.5), keras.layers.Dense(1, activation="sigmoid")])
+        >>> layer = ProxDropout(lam=0.5)
+        >>> layer(tf.constant([[0.0, 0.0]])).numpy().tolist()
+        [[0.0, 0.0]]
 
     Reference: Li, Ma, Zhang (2020), section 3, equation (7); a_s without the printed factor 2.
     """
 
-    def __init__(self, lam: float = 1.0, *, num_points: int = 128, **kwargs: Any):
+    def __init__(
+        self,
+        lam: float = 1.0,
+        *,
+        num_points: int = 128,
+        monitor: bool | str = False,
+        **kwargs: Any,
+    ):
         super().__init__(**kwargs)
         self.initial_lam = check_number("lam", lam, above=0.0)
         self.num_points = check_integer("num_points", num_points, at_least=3)
+        self.monitor = check_monitor(monitor)
         self.supports_masking = True
         self.supports_jit = False  # the root finder of TensorFlow Probability
         self.lam = add_lam(self, self.initial_lam)
+        self._monitor = Monitor(self, self.monitor)
 
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
         dtype = at_least_float32(self.compute_dtype)
-        outputs = prox_dropout(tf.cast(inputs, dtype), tf.cast(self.lam, dtype), self.num_points)
-        return tf.cast(tf.ensure_shape(outputs, inputs.shape), self.compute_dtype)
+        lam = lam_of(self, dtype)
+        found = dropout_solution(
+            tf.cast(inputs, dtype), lam, self.num_points, self._monitor.backward(training)
+        )
+        self._monitor.forward(found.report)
+        outputs = nan_without(lam, tf.ensure_shape(found.point, inputs.shape))
+        return tf.cast(outputs, self.compute_dtype)
+
+    @property
+    def status(self) -> dict[str, float]:
+        """How well it was solved: see `monitor`."""
+        return self._monitor.status
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return tuple(input_shape)
@@ -64,4 +98,5 @@ class ProxDropout(keras.layers.Layer):
             **super().get_config(),
             "lam": self.initial_lam,
             "num_points": self.num_points,
+            "monitor": self.monitor,
         }

@@ -1,26 +1,33 @@
 """Any convex regulariser as a layer without weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import (
+    HasLam,
     add_lam,
     at_least_float32,
     check_choice,
     check_integer,
     check_number,
+    lam_of,
+    nan_without,
 )
+from proxnet_tf.layers.convex import axes
 from proxnet_tf.layers.convex.regularizer import Regularizer
-from proxnet_tf.ops.convex.smooth import default_tolerance, smooth_prox
+from proxnet_tf.layers.monitor import Monitor, check_monitor
+from proxnet_tf.ops.convex.chain import as_rows
+from proxnet_tf.ops.convex.smooth import ProxSolution, default_tolerance, smooth_prox
+from proxnet_tf.ops.linear.report import exact
 
 _SMOOTH = ("squared_l2", "quadratic")
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class Prox(keras.layers.Layer):
+class Prox(HasLam, keras.layers.Layer):
     """The proximal map of any regulariser: argmin_{z in C} R(z) + lam/2 ||z - x||^2.
 
     R by name or as a `Regularizer` is exact, in closed form. R as a function is solved by L-BFGS
@@ -32,7 +39,8 @@ class Prox(keras.layers.Layer):
         regularizer: a name or a `Regularizer` (see there); or a callable R, smooth and convex
             (its curvature above -lam at least), made of TensorFlow or Keras operations, keeping
             the dtype and +inf outside its domain; or None for R = 0 under a `constraint`. To be
-            saved, a function needs `keras.saving.register_keras_serializable`.
+            saved, a function needs `keras.saving.register_keras_serializable`. What
+            `prox_of_activation` returns stands for `regularizer`, `constraint` and `start`.
         lam: weight of the distance, > 0; 1 by default. The larger, the nearer the output is to
             the input. A variable that is read at every call: `LambdaSchedule` drives it.
         constraint: the set C, a name or a `Regularizer` of a set (`"simplex"`, `"box"`, ...); for
@@ -48,9 +56,12 @@ class Prox(keras.layers.Layer):
             if R is +inf at x. The input itself by default.
         tolerance: bound on the solver's relative residual; by default 1e-9 in float64, 1e-5 in
             float32.
-        max_iterations: bound on the solver's iterations; 200 by default.
-        monitor: for a callable R, report `<name>_residual`, `<name>_unconverged` (fraction of the
-            problems) and `<name>_iterations` as metrics; True by default. `status` reads them.
+        max_iterations: bound on the solver's iterations, and on those of the linear systems of
+            the gradient; 200 by default.
+        monitor: whether to report `residual` (the worst), `unsolved` (share of the problems) and
+            `iterations` of the map, `backward_residual` and `backward_unsolved` of the gradient's
+            linear systems as metrics; a string is a prefix of these names, so that several
+            monitored layers fit into one model. False by default. A closed form reports zeros.
         **kwargs: of `keras.layers.Layer`.
 
     Call arguments:
@@ -62,25 +73,27 @@ class Prox(keras.layers.Layer):
     Output:
         Tensor in the shape of x and the layer's compute dtype; computed in float32 at least.
         Where a closed form has kinks, the gradient is the choice documented at its function.
-        A row that the solver did not solve is its last iterate, counted in `status`.
+        A row that the solver did not solve is its last iterate: eager calls warn once a layer,
+        `monitor` counts it, `status` reads it. NaN stays in its own problem.
 
     Raises:
         ValueError: an unknown name, a value out of range, a constraint that is not a set, R that
             returns another shape or has no gradient, a mask that R cannot respect.
 
     Example:
-        model = keras.Sequential([
-            keras.layers.Dense(64),
-            Prox("l1", lam=4.0),
-            Prox(lambda z: tf.reduce_sum(tf.math.log(tf.cosh(z)), axis=-1), lam=2.0),
-        ])
+        >>> x = tf.constant([[3.0, -0.5]])
+        >>> Prox("l1", lam=1.0)(x).numpy().tolist()
+        [[2.0, 0.0]]
+        >>> smooth = Prox(lambda z: tf.reduce_sum(tf.math.log(tf.cosh(z)), axis=-1), lam=2.0)
+        >>> smooth(x).shape
+        TensorShape([1, 2])
 
     Reference: Li, Ma, Zhang (2020), section 1, equation (2), and section 2.
     """
 
     def __init__(
         self,
-        regularizer: str | Regularizer | Callable[..., tf.Tensor] | None = None,
+        regularizer: str | Regularizer | Callable[..., tf.Tensor] | Mapping[str, Any] | None = None,
         *,
         lam: float = 1.0,
         constraint: str | Regularizer | None = None,
@@ -89,10 +102,12 @@ class Prox(keras.layers.Layer):
         start: float | Callable[[tf.Tensor], tf.Tensor] | None = None,
         tolerance: float | None = None,
         max_iterations: int = 200,
-        monitor: bool = True,
+        monitor: bool | str = False,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
+        if isinstance(regularizer, Mapping):
+            regularizer, constraint, start = _arguments(regularizer, constraint, start)
         self.regularizer = _resolve("regularizer", regularizer)
         self.initial_lam = check_number("lam", lam, above=0.0)
         self.constraint = _resolve("constraint", constraint)
@@ -103,16 +118,13 @@ class Prox(keras.layers.Layer):
             None if tolerance is None else check_number("tolerance", tolerance, above=0.0)
         )
         self.max_iterations = check_integer("max_iterations", max_iterations)
-        self.monitor = bool(monitor)
+        self.monitor = check_monitor(monitor)
         self._closed_form = self._find_closed_form()
         self._check_combination()
         self.supports_masking = True
         self.supports_jit = self._closed_form is not None and self._closed_form.operator.jit
         self.lam = add_lam(self, self.initial_lam)
-        self._monitors: dict[str, keras.metrics.Metric] = {}
-        if self.monitor and self._closed_form is None:
-            for name in ("residual", "unconverged", "iterations"):
-                self._monitors[name] = keras.metrics.Mean(name=f"{self.name}_{name}")
+        self._monitor = Monitor(self, self.monitor)
 
     def _find_closed_form(self) -> Regularizer | None:
         if self.constraint is None:
@@ -152,20 +164,23 @@ class Prox(keras.layers.Layer):
             self.regularizer.build(shape)
         self.built = True
 
-    def call(self, inputs: Any, mask: Any = None) -> tf.Tensor:
+    def call(self, inputs: Any, mask: Any = None, training: bool = False) -> tf.Tensor:
         x, context = self._split_inputs(inputs)
         mask = mask[0] if isinstance(mask, list | tuple) else mask
         dtype = at_least_float32(self.compute_dtype)
         x = tf.cast(x, dtype)
-        lam = tf.cast(self.lam, dtype)
+        lam = lam_of(self, dtype)
         if self._closed_form is not None and context is None:
-            z = self._apply_closed_form(self._closed_form, x, lam, mask)
+            z = axes.apply_closed_form(self._closed_form, x, lam, mask, self.over, self.axis)
+            self._monitor.forward(exact(z))
         else:
-            z = self._solve(x, context, lam, mask)
-        z = tf.ensure_shape(z, x.shape)
+            found = self._solve(x, context, lam, mask, training)
+            self._monitor.forward(found.report)
+            z = found.point
+        z = nan_without(lam, tf.ensure_shape(z, x.shape))
         return tf.cast(z, self.compute_dtype)
 
-    def _split_inputs(self, inputs):
+    def _split_inputs(self, inputs: Any) -> tuple[tf.Tensor, tf.Tensor | None]:
         if not isinstance(inputs, list | tuple):
             return inputs, None
         if len(inputs) != 2:
@@ -180,65 +195,30 @@ class Prox(keras.layers.Layer):
             )
         return tuple(inputs)
 
-    # Closed forms --------------------------------------------------------------------------
-
-    def _apply_closed_form(self, form, x, lam, mask):
+    def _solve(
+        self,
+        x: tf.Tensor,
+        context: tf.Tensor | None,
+        lam: tf.Tensor,
+        mask: tf.Tensor | None,
+        training: bool,
+    ) -> ProxSolution:
+        moved = x
         if self.over == "example":
-            if form.operator.matrix:
-                self._check_rank(x, 3, "(batch, rows, columns)")
-                return form.prox(x, lam)
-            moved = _last_axis(x, self.axis)
-            return _last_axis_back(form.prox(moved, lam), self.axis)
-        if self.over == "time":
-            self._check_rank(x, 3, "(batch, time, features)")
-            valid = None if mask is None else tf.broadcast_to(mask[..., tf.newaxis], tf.shape(x))
-            if form.operator.matrix:
-                return form.prox(x, lam, valid)
-            swapped = tf.transpose(x, [0, 2, 1])
-            valid = None if valid is None else tf.transpose(valid, [0, 2, 1])
-            return tf.transpose(form.prox(swapped, lam, valid), [0, 2, 1])
-        self._refuse_mask(mask)
-        rows = tf.reshape(x, [tf.shape(x)[0], -1])
-        z = (
-            form.prox(rows, lam)
-            if form.operator.matrix
-            else tf.transpose(form.prox(tf.transpose(rows), lam))
-        )
-        return tf.reshape(z, tf.shape(x))
-
-    def _check_rank(self, x, rank, meaning):
-        if len(x.shape) < rank:
-            raise ValueError(
-                f"This Prox needs inputs of shape {meaning}. Received: shape {tuple(x.shape)}"
-            )
-
-    def _refuse_mask(self, mask):
-        if mask is not None:
-            raise ValueError(
-                "A mask cannot be respected here: R sees the masked steps too. Received: a mask "
-                f"with over={self.over!r}; remove it, or hand it to R(z, context) as the context."
-            )
-
-    # Solved --------------------------------------------------------------------------------
-
-    def _solve(self, x, context, lam, mask):
-        if self.over != "example":
-            self._refuse_mask(mask)
-        moved = _last_axis(x, self.axis) if self.over == "example" else x
-        seen = tf.shape(moved)  # the shape in which R sees z
-        if self.over == "example":
-            rows = tf.reshape(moved, [-1, moved.shape[-1] or seen[-1]])
-            if context is not None:
-                context = tf.reshape(context, tf.concat([[-1], tf.shape(context)[-1:]], axis=0))
-        elif self.over == "time":
-            self._check_rank(x, 3, "(batch, time, features)")
-            rows = tf.reshape(x, [seen[0], -1])
+            moved = axes.to_last(x, self.axis)
+            rows = as_rows(moved)
+            context = None if context is None else as_rows(tf.convert_to_tensor(context))
         else:
-            rows = tf.reshape(x, [1, -1])
+            axes.refuse_mask(mask, self.over)
+            if self.over == "time":
+                axes.check_rank(x, "(batch, time, features)")
+            count = tf.shape(x)[0] if self.over == "time" else 1
+            rows = tf.reshape(x, [count, tf.size(x) // tf.maximum(count, 1)])
+        seen = tf.shape(moved)  # the shape in which R sees z
         if context is not None and context.dtype.is_floating:
             context = tf.cast(context, x.dtype)
 
-        def regularizer(z):
+        def regularizer(z: tf.Tensor) -> tf.Tensor:
             example = self.over == "example"
             whole = z if example else tf.ensure_shape(tf.reshape(z, seen), x.shape)
             value = tf.convert_to_tensor(
@@ -253,56 +233,29 @@ class Prox(keras.layers.Layer):
             regularizer,
             rows,
             lam,
-            projection=None if constraint is None else self._projection(seen, lam),
+            projection=None
+            if constraint is None
+            else axes.projection_onto(constraint, lam, seen, self.over),
             start=None if self.start is None else tf.reshape(self._start(moved), tf.shape(rows)),
             tolerance=self.tolerance or default_tolerance(rows.dtype),
             max_iterations=self.max_iterations,
+            observer=self._monitor.backward(training),
         )
-        self._report(found)
-        z = tf.reshape(found.point, tf.shape(moved))
-        return _last_axis_back(z, self.axis) if self.over == "example" else z
+        z = tf.reshape(found.point, seen)
+        return found._replace(point=axes.from_last(z, self.axis) if self.over == "example" else z)
 
-    def _projection(self, seen, lam):
-        """The projection onto C along the axis that R sees: the last, time, or the batch."""
-        if self.over == "example":
-            return lambda z: self.constraint.prox(z, lam)
-        order = [0, 2, 1] if self.over == "time" else [1, 0]
-
-        def project(z):
-            whole = tf.reshape(z, seen if self.over == "time" else [seen[0], -1])
-            whole = self.constraint.prox(tf.transpose(whole, order), lam)
-            return tf.reshape(tf.transpose(whole, order), tf.shape(z))
-
-        return project
-
-    def _start(self, x):
+    def _start(self, x: tf.Tensor) -> tf.Tensor:
         if callable(self.start):
             return self.start(x)
         return tf.fill(tf.shape(x), tf.cast(self.start, x.dtype))
 
-    def _report(self, found):
-        for name, value in (
-            ("residual", found.residual),
-            ("unconverged", ~found.converged),
-            ("iterations", found.iterations),
-        ):
-            if self._monitors:
-                self._monitors[name].update_state(tf.stop_gradient(tf.cast(value, "float32")))
-
     @property
     def status(self) -> dict[str, float]:
-        """Means since the metrics were last reset: residual, unconverged (fraction), iterations.
-
-        Empty for a closed form, which is exact, and with `monitor=False`.
-        """
-        return {name: float(metric.result()) for name, metric in self._monitors.items()}
+        """The metrics of `monitor` since their last reset; without them, of the last eager call."""
+        return self._monitor.status
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        if isinstance(input_shape, list) or (
-            isinstance(input_shape, tuple) and input_shape and isinstance(input_shape[0], tuple)
-        ):
-            return tuple(input_shape[0])
-        return tuple(input_shape)
+        return axes.shape_of_first(input_shape)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
         return mask[0] if isinstance(mask, list | tuple) else mask
@@ -330,7 +283,19 @@ class Prox(keras.layers.Layer):
         return cls(**config)
 
 
-def _resolve(argument, value):
+def _arguments(given: Mapping[str, Any], constraint: Any, start: Any) -> tuple[Any, Any, Any]:
+    """`regularizer`, `constraint` and `start` from what `prox_of_activation` returns."""
+    names = ("regularizer", "constraint", "start")
+    if not set(given) <= set(names) or constraint is not None or start is not None:
+        raise ValueError(
+            "A dict in the place of `regularizer` must be what `prox_of_activation` returns, "
+            "which sets `constraint` and `start` as well. Received: a dict with the keys "
+            f"{sorted(given)}, constraint={constraint!r}, start={start!r}"
+        )
+    return tuple(given.get(name) for name in names)
+
+
+def _resolve(argument: str, value: Any) -> Any:
     """A name becomes its Regularizer; objects, callables and None stay."""
     if isinstance(value, str):
         return Regularizer(value)
@@ -342,27 +307,5 @@ def _resolve(argument, value):
     )
 
 
-def _serialize(value):
+def _serialize(value: Any) -> Any:
     return keras.saving.serialize_keras_object(value) if callable(value) else value
-
-
-def _last_axis(x, axis):
-    order = _order(x, axis)
-    return x if order is None else tf.transpose(x, order)
-
-
-def _last_axis_back(x, axis):
-    order = _order(x, axis)
-    return x if order is None else tf.transpose(x, [order.index(i) for i in range(len(order))])
-
-
-def _order(x, axis):
-    rank = len(x.shape)
-    if not -rank < axis < rank or axis % rank == 0:
-        raise ValueError(
-            f"`axis` must name an axis of the input other than the batch's. Received: axis={axis} "
-            f"for shape {tuple(x.shape)}"
-        )
-    if axis % rank == rank - 1:
-        return None
-    return [i for i in range(rank) if i != axis % rank] + [axis % rank]

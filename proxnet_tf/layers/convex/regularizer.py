@@ -1,6 +1,7 @@
 """The closed-form operators as objects that Keras can save."""
 
 import inspect
+import math
 import numbers
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.checks import check_choice, check_integer, check_number
-from proxnet_tf.ops.convex.functions import OPERATORS
+from proxnet_tf.ops.convex.table import OPERATORS
 
 _POSITIVE = ("radius", "total")
 _NON_NEGATIVE = ("ridge", "sparsity")
@@ -34,9 +35,10 @@ class Regularizer:
     | `"fused_lasso"` | total variation + sparsity times l1 | `sparsity` >= 0 (1) |
 
     and the sets, R = 0 inside and +inf outside, whose map is the projection (`weight` and lam
-    change nothing): `"box"` (`low` = -1, `high` = 1), `"nonnegative"`, `"l2_ball"` and
-    `"l1_ball"` (`radius` > 0, 1), `"simplex"` (`total` > 0, 1), `"sparsemax"` (another name of the
-    simplex), `"isotonic"` (non-decreasing), `"standardized"` (mean 0 and norm sqrt(n); not convex).
+    change nothing): `"box"` (`low` = -1, `high` = 1, either may be infinite), `"nonnegative"`,
+    `"l2_ball"` and `"l1_ball"` (`radius` > 0, 1), `"simplex"` (`total` > 0, 1), `"sparsemax"`
+    (another name of the simplex), `"isotonic"` (non-decreasing), `"standardized"` (mean 0 and norm
+    sqrt(n); not convex). Each bound of a set is judged by its own size, to 100 roundings.
     The gradient at the kinks of each map is documented at its function in `proxnet_tf.ops`.
 
     Args:
@@ -48,7 +50,11 @@ class Regularizer:
         ValueError: an unknown name or option, or a value out of range.
 
     Example:
-        Prox(Regularizer("group_l2", weight=0.5, group_size=4), lam=2.0)
+        >>> r = Regularizer("group_l2", weight=0.5, group_size=2)
+        >>> r(tf.constant([3.0, 4.0, 0.0, 0.0])).numpy().item()
+        2.5
+        >>> r.prox(tf.constant([6.0, 8.0, 0.1, 0.1]), tf.constant(0.1)).numpy().tolist()
+        [3.0, 4.0, 0.0, 0.0]
 
     Reference: Li, Ma, Zhang (2020), section 2.
     """
@@ -58,14 +64,15 @@ class Regularizer:
         self.name = name
         self.weight = check_number("weight", weight, above=0.0)
         self.operator = OPERATORS[name]
-        self._check_options(options)
+        options = self._checked(options)
         prepare = self.operator.prepare
         self.options = options
         self._prepared = prepare(**options) if prepare else options
 
-    def _check_options(self, options: dict[str, Any]) -> None:
+    def _checked(self, options: dict[str, Any]) -> dict[str, Any]:
         source = self.operator.prepare or self.operator.value
         known = [p for p in inspect.signature(source).parameters if p != "z"]
+        checked = dict(options)
         for option, value in options.items():
             if option not in known:
                 allowed = ", ".join(known) or "none"
@@ -74,19 +81,20 @@ class Regularizer:
                     f"Received: {option}={value!r}"
                 )
             if option in _POSITIVE:
-                check_number(option, value, above=0.0)
+                checked[option] = check_number(option, value, above=0.0)
             elif option in _NON_NEGATIVE:
-                check_number(option, value, at_least=0.0)
+                checked[option] = check_number(option, value, at_least=0.0)
             elif option == "group_size":
-                check_integer(option, value)
-            elif option in ("low", "high") and not isinstance(value, numbers.Real):
-                raise ValueError(f"`{option}` must be a number. Received: {option}={value!r}")
+                checked[option] = check_integer(option, value)
+            elif option in ("low", "high"):
+                checked[option] = _bound(option, value)
         if self.name == "quadratic" and "matrix" not in options:
             raise ValueError(
                 "Regularizer 'quadratic' needs `matrix`, symmetric and positive semidefinite."
             )
-        if options.get("low", -1.0) > options.get("high", 1.0):
+        if checked.get("low", -1.0) > checked.get("high", 1.0):
             raise ValueError(f"`low` must not exceed `high` (-1 and 1 by default): {options!r}")
+        return checked
 
     @property
     def is_set(self) -> bool:
@@ -139,3 +147,13 @@ class Regularizer:
     def from_config(cls, config: dict[str, Any]) -> "Regularizer":
         """The inverse of `get_config`."""
         return cls(**config)
+
+
+def _bound(name: str, value: Any) -> float:
+    """A bound of a box, which may be infinite on its own side."""
+    ok = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    number = float(value) if ok else math.nan
+    if math.isnan(number) or number == (math.inf if name == "low" else -math.inf):
+        side = "-inf" if name == "low" else "inf"
+        raise ValueError(f"`{name}` must be a number or {side}. Received: {name}={value!r}")
+    return number

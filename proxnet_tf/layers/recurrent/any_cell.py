@@ -9,11 +9,13 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import (
+    HasLam,
     add_lam,
     at_least_float32,
     check_bool,
     check_integer,
     check_number,
+    lam_of,
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.layers.recurrent.lstm_cell import check_solver
@@ -41,7 +43,7 @@ def _fixed_dropout(cell: keras.layers.Layer, masks: tuple[Any, Any]) -> Iterator
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, valid-type]
+class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, valid-type]
     """Makes one state of any recurrent cell proximal, for `keras.layers.RNN`.
 
     The wrapped cell computes its new states from its input x_t; with s_t the one at `state_index`
@@ -203,7 +205,7 @@ class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, va
                 _, found = cell(tf.cast(x, cell.compute_dtype), arguments, **mode)
             return tf.cast(tf.nest.flatten(found)[self.state_index], dtype)
 
-        sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(tf.cast(self.lam, dtype)))
+        sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(lam_of(self, dtype)))
         c, report = prox_black_box(
             new_state,
             tf.cast(inputs, dtype),

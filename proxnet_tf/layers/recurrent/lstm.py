@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from proxnet_tf.checks import HasLam
 from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell, with_lam
 from proxnet_tf.ops.recurrent.scan import prox_lstm
 
@@ -17,7 +18,7 @@ _LSTM_CELL_ARGUMENTS = {
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxLSTM(keras.layers.RNN):
+class ProxLSTM(HasLam, keras.layers.RNN):
     """LSTM layer with a proximal cell state, to be used as `keras.layers.LSTM` is.
 
     At every time step, with s_t = f_t o c_{t-1} + i_t o g_t and G_t = ds_t/dx_t,

@@ -7,12 +7,14 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import (
+    HasLam,
     add_lam,
     at_least_float32,
     check_bool,
     check_choice,
     check_integer,
     check_number,
+    lam_of,
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops.linear.report import Report
@@ -57,7 +59,7 @@ def with_lam(layer: keras.layers.Layer, weights: Sequence[Any]) -> list[Any]:
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxLSTMCell(keras.layers.LSTMCell):
+class ProxLSTMCell(HasLam, keras.layers.LSTMCell):
     """LSTM cell with a proximal cell state, for `keras.layers.RNN`.
 
     With s_t = f_t o c_{t-1} + i_t o g_t, the new cell state of an LSTM, and G_t = ds_t/dx_t,
@@ -207,7 +209,7 @@ class ProxLSTMCell(keras.layers.LSTMCell):
             bias = tf.cast(self.bias, dtype)
         else:
             bias = tf.zeros([4 * self.units], dtype)
-        sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(tf.cast(self.lam, dtype)))
+        sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(lam_of(self, dtype)))
         return kernel, recurrent_kernel, bias, sqrt_rho
 
     def input_scale(self, inputs: tf.Tensor, training: bool) -> list[tf.Tensor] | None:

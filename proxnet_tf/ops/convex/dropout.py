@@ -4,26 +4,31 @@
 
 With s = x^T c fixed, a = p (1 - p) = 1/(2 + e^s + e^-s) (the paper prints the numerator 2) and
 
-    c_i = s/S x_i/(lam + a x_i^2),   S = sum_i x_i^2/(lam + a x_i^2)                            (1)
+    c_i = s/S x_i/(lam + a x_i^2),   S = sum_i x_i^2/(lam + a x_i^2)                           (11)
 
 leave one number to search: g(s) = s^2/(2 S) - lam s, which has several local minima. From
 lam/2 ||c - x||^2 <= R(x) follows (s - ||x||^2)^2 <= ||x||^2 sum_i x_i^4 a(||x||^2)/lam: the
 minimiser lies in [0, ||x||^2 + root of that], and may exceed ||x||^2, where p (1 - p) is smaller.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import tensorflow as tf
 
+from proxnet_tf.ops.convex.chain import as_rows
 from proxnet_tf.ops.convex.sets import scalar
+from proxnet_tf.ops.convex.smooth import ProxSolution, default_tolerance
 from proxnet_tf.ops.linear.once import differentiable_once
+from proxnet_tf.ops.linear.report import Observer, Report, observed
 
 
-def _penalty(s):
+def _penalty(s: tf.Tensor) -> tf.Tensor:
     """a = p (1 - p) with p = sigmoid(s)."""
     return tf.sigmoid(s) * tf.sigmoid(-s)
 
 
-def _profile_slope(s, x2, lam):
+def _profile_slope(s: tf.Tensor, x2: tf.Tensor, lam: tf.Tensor) -> tf.Tensor:
     """g'(s) = s/S - s^2 S'/(2 S^2) - lam; s has a last axis of 1."""
     a = _penalty(s)
     weights = x2 / (lam + a * x2)
@@ -33,19 +38,22 @@ def _profile_slope(s, x2, lam):
     return s / total - (s / total) ** 2 * growth / 2 - lam
 
 
-def _profile(s, x2, lam):
+def _profile(s: tf.Tensor, x2: tf.Tensor, lam: tf.Tensor) -> tf.Tensor:
     total = tf.reduce_sum(x2 / (lam + _penalty(s) * x2), axis=-1, keepdims=True)
     return s**2 / (2 * total) - lam * s
 
 
-def _point(s, x, lam):
-    """(1)."""
+def _point(s: tf.Tensor, x: tf.Tensor, lam: tf.Tensor) -> tf.Tensor:
+    """(11)."""
     weights = x / (lam + _penalty(s) * x**2)
     return s / tf.reduce_sum(x * weights, axis=-1, keepdims=True) * weights
 
 
-def _search(x2, lam, num_points):
-    """The global minimiser of the profile: a grid, then the root of g' in the best bracket."""
+def _search(x2: tf.Tensor, lam: tf.Tensor, num_points: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """The global minimiser of the profile: a grid, then the root of g' in the best bracket.
+
+    Returns it and the number of iterations of the root finder.
+    """
     import tensorflow_probability as tfp
 
     squared = tf.reduce_sum(x2, axis=-1, keepdims=True)
@@ -62,19 +70,21 @@ def _search(x2, lam, num_points):
     )
     rising = _profile_slope(middle, x2, lam) > 0
     low, high = tf.where(rising, low, middle), tf.where(rising, middle, high)
-    found = tfp.math.find_root_chandrupatla(
+    root = tfp.math.find_root_chandrupatla(
         lambda s: _profile_slope(s, x2, lam),
         low=low,
         high=high,
         position_tolerance=1e-14 if x2.dtype == tf.float64 else 1e-7,
         value_tolerance=0.0,
         max_iterations=100,
-    ).estimated_root
+    )
+    found = root.estimated_root
     # Where the profile is flat its rounding must not decide for the grid point.
     value = _profile(middle, x2, lam)
     slack = 8 * np.finfo(x2.dtype.as_numpy_dtype).eps * tf.abs(value)
     better = _profile(found, x2, lam) <= value + slack
-    return tf.where(better, found, middle)
+    steps_taken = tf.reduce_max(tf.concat([[0], tf.reshape(root.num_iterations, [-1])], axis=0))
+    return tf.where(better, found, middle), steps_taken
 
 
 def prox_dropout(x: tf.Tensor, lam: float | tf.Tensor, num_points: int = 128) -> tf.Tensor:
@@ -90,27 +100,64 @@ def prox_dropout(x: tf.Tensor, lam: float | tf.Tensor, num_points: int = 128) ->
         num_points: size of the grid, >= 3.
 
     Returns:
-        Tensor in the shape of x. `prox_dropout([[0.0, 0.0]], 1.0)` is `[[0.0, 0.0]]`.
+        Tensor in the shape of x.
+
+    Example:
+        >>> prox_dropout([[0.0, 0.0]], 1.0).numpy().tolist()
+        [[0.0, 0.0]]
+    """
+    return dropout_solution(x, lam, num_points).point
+
+
+def dropout_solution(
+    x: tf.Tensor,
+    lam: float | tf.Tensor,
+    num_points: int = 128,
+    observer: Observer | None = None,
+) -> ProxSolution:
+    """`prox_dropout` and how well it was solved, one value a vector.
+
+    The residual is |g'(s)| relative to the terms that g' is the difference of; the tolerance is
+    `default_tolerance(x.dtype)`.
+
+    Args:
+        x: as in `prox_dropout`.
+        lam: as in `prox_dropout`.
+        num_points: as in `prox_dropout`.
+        observer: called in the backward pass with a `Report`. That pass is a closed form; a vector
+            counts as unsolved where g'' <= 0, so that s has no derivative and is held fixed.
+
+    Example:
+        >>> dropout_solution(tf.constant([[1.0, -2.0]]), 0.5).report.converged.numpy().tolist()
+        [True]
     """
     x = tf.convert_to_tensor(x)
-    rows = tf.reshape(x, [-1, x.shape[-1] or tf.shape(x)[-1]])
 
     @tf.custom_gradient
-    def mapped(rows, lam):
+    def mapped(
+        rows: tf.Tensor, lam: tf.Tensor
+    ) -> tuple[tuple[tf.Tensor, ...], Callable[..., tuple[tf.Tensor, tf.Tensor]]]:
         fixed, fixed_lam = tf.stop_gradient(rows), tf.stop_gradient(lam)
         squared = tf.reduce_sum(fixed**2, axis=-1, keepdims=True)
         usable = (squared > 0) & tf.math.is_finite(squared**2)
         safe = tf.where(usable, fixed, tf.ones_like(fixed))
-        s = _search(safe**2, fixed_lam, num_points)
+        s, steps = _search(safe**2, fixed_lam, num_points)
         point = tf.where(usable, _point(s, safe, fixed_lam), fixed)
+        slope = tf.abs(_profile_slope(s, safe**2, fixed_lam))
+        # Where c = x there is nothing to solve, unless x itself is not finite.
+        trivial = 0 * tf.reduce_sum(fixed, axis=-1, keepdims=True)
+        residual = tf.where(usable, slope / (2 * fixed_lam + slope), trivial)
 
-        def gradient(cotangent, rows, lam):
+        def gradient(
+            cotangent: tf.Tensor, rows: tf.Tensor, lam: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor]:
             with tf.GradientTape() as tape, tf.GradientTape() as inner:
                 tape.watch((safe, lam))
                 inner.watch(s)
                 slope = _profile_slope(s, safe**2, lam)
             curvature = inner.gradient(slope, s)
-            ds = tf.where(curvature > 0, 1 / curvature, tf.zeros_like(curvature))
+            convex = curvature > 0
+            ds = tf.where(convex, 1 / curvature, tf.zeros_like(curvature))
             with tf.GradientTape() as explicit:
                 explicit.watch((s, safe, lam))
                 c = _point(s, safe, lam)
@@ -118,8 +165,20 @@ def prox_dropout(x: tf.Tensor, lam: float | tf.Tensor, num_points: int = 128) ->
             along, dx, dlam = explicit.gradient(c, (s, safe, lam), y)
             # g'(s; x, lam) = 0 moves s by -g'_x/g'' dx - g'_lam/g'' dlam.
             implicit_dx, implicit_dlam = tape.gradient(slope, (safe, lam), -along * ds)
-            return tf.where(usable, dx + implicit_dx, cotangent), dlam + implicit_dlam
+            gradients = tf.where(usable, dx + implicit_dx, cotangent), dlam + implicit_dlam
+            solved = tf.squeeze(convex | ~usable, -1)
+            lost = tf.cast(~solved, cotangent.dtype)
+            return observed(observer, Report(lost, tf.zeros([], tf.int32), solved), gradients)
 
-        return point, lambda y: differentiable_once(gradient)(y, rows, lam)
+        def of_point(cotangent: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return differentiable_once(gradient)(cotangent, rows, lam)
 
-    return tf.reshape(mapped(rows, scalar(lam, x)), tf.shape(x))
+        return (point, tf.squeeze(residual, -1), steps), of_point
+
+    rows = as_rows(x)
+    if 0 in rows.shape[1:]:
+        point, residual, steps = rows, tf.zeros(tf.shape(rows)[:1], x.dtype), tf.constant(0)
+    else:
+        point, residual, steps = mapped(rows, scalar(lam, x))
+    solved = residual <= default_tolerance(x.dtype)
+    return ProxSolution(tf.reshape(point, tf.shape(x)), Report(residual, steps, solved))

@@ -6,19 +6,22 @@ A large lam keeps z near x, a small one brings it to the minimum of R. For every
 value `R(z)` and its map `prox_R(x, lam)`; inputs are float32 or float64, lam is a scalar > 0 that
 receives its gradient as well. For a weight w, prox of w R at lam is prox of R at lam / w. Each
 docstring says which of the possible Jacobians the gradient uses where the map is not smooth.
-Projections are in `projections`, total variation and the fused lasso in `total_variation`;
-`OPERATORS` lists all of them by name.
+The entropy and the nuclear norm have modules of their own, as have the projections (`sets`) and
+total variation; `table.OPERATORS` lists all of them by name. An empty last axis comes out empty.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.convex import sets as projections
-from proxnet_tf.ops.convex import total_variation
-from proxnet_tf.ops.convex.sets import norm, scalar, symmetric_map
+from proxnet_tf.ops.convex.sets import (
+    Jacobian,
+    l1_ball_point,
+    norm,
+    scalar,
+    symmetric_map,
+)
 
 # l1 and the elastic net ------------------------------------------------------------------------
 
@@ -32,7 +35,10 @@ def prox_l1(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     """argmin_z ||z||_1 + lam/2 ||z - x||^2: the soft threshold at 1/lam.
 
     The gradient is 0 where |x_i| <= 1/lam, 1 elsewhere.
-    `prox_l1([3.0, -0.5], 1.0)` gives `[2.0, 0.0]`.
+
+    Example:
+        >>> prox_l1([3.0, -0.5], 1.0).numpy().tolist()
+        [2.0, 0.0]
     """
     x = tf.convert_to_tensor(x)
     threshold = 1 / scalar(lam, x)
@@ -48,7 +54,10 @@ def prox_elastic_net(x: tf.Tensor, lam: float | tf.Tensor, ridge: float = 1.0) -
     """argmin_z ||z||_1 + ridge/2 ||z||^2 + lam/2 ||z - x||^2: soft threshold, then a scaling.
 
     The gradient is 0 where |x_i| <= 1/lam.
-    `prox_elastic_net([3.0, -0.5], 1.0)` gives `[1.0, 0.0]`.
+
+    Example:
+        >>> prox_elastic_net([3.0, -0.5], 1.0).numpy().tolist()
+        [1.0, 0.0]
     """
     x = tf.convert_to_tensor(x)
     return prox_l1(x, lam) / (1 + ridge / scalar(lam, x))
@@ -66,17 +75,20 @@ def prox_l2(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     """argmin_z ||z||_2 + lam/2 ||z - x||^2: the block soft threshold x (1 - 1/(lam ||x||))_+.
 
     Where ||x|| <= 1/lam both z and the gradient are 0.
-    `prox_l2([3.0, 4.0], 1.0)` gives `[2.4, 3.2]`.
+
+    Example:
+        >>> prox_l2([6.0, 8.0], 0.2).numpy().round(4).tolist()
+        [3.0, 4.0]
     """
 
-    def solve(x, lam):
+    def solve(x: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
         length = norm(x, keepdims=True)
         shrink = tf.math.divide_no_nan(1 / lam, length)
         active = length > 1 / lam
         keep = tf.where(active, 1 - shrink, tf.zeros_like(shrink))
         unit = tf.math.divide_no_nan(x, length)
 
-        def jacobian(y):
+        def jacobian(y: tf.Tensor) -> tf.Tensor:
             radial = tf.reduce_sum(unit * y, axis=-1, keepdims=True) * unit
             return tf.where(active, keep * (y - radial) + radial, tf.zeros_like(y))
 
@@ -106,7 +118,10 @@ def prox_group_l2(x: tf.Tensor, lam: float | tf.Tensor, group_size: int = 2) -> 
 
     Raises a `ValueError` if `group_size` does not divide the last axis. A group with
     ||x_g|| <= 1/lam becomes 0 with gradient 0.
-    `prox_group_l2([3.0, 4.0, 0.1, 0.1], 1.0)` gives `[2.4, 3.2, 0.0, 0.0]`.
+
+    Example:
+        >>> prox_group_l2([6.0, 8.0, 0.1, 0.1], 0.2).numpy().round(4).tolist()
+        [3.0, 4.0, 0.0, 0.0]
     """
     return tf.reshape(prox_l2(_grouped(x, group_size), lam), tf.shape(x))
 
@@ -122,7 +137,10 @@ def squared_l2(z: tf.Tensor) -> tf.Tensor:
 def prox_squared_l2(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     """argmin_z 1/2 ||z||^2 + lam/2 ||z - x||^2 = x / (1 + 1/lam).
 
-    `prox_squared_l2([3.0], 2.0)` gives `[2.0]`.
+
+    Example:
+        >>> prox_squared_l2([3.0], 2.0).numpy().tolist()
+        [2.0]
     """
     x = tf.convert_to_tensor(x)
     return x / (1 + 1 / scalar(lam, x))
@@ -174,7 +192,10 @@ def prox_quadratic(
     """argmin_z 1/2 z^T Q z + lam/2 ||z - x||^2 = (I + Q/lam)^{-1} x, Q = U diag(q) U^T.
 
     `spectrum(Q)` gives `eigenvalues` (n,) and `eigenvectors` (n, n), for every lam. Linear in x.
-    `prox_quadratic([3.0, 3.0], 1.0, **spectrum([[2, 0], [0, 0]]))` gives `[1.0, 3.0]`.
+
+    Example:
+        >>> prox_quadratic([3.0, 3.0], 1.0, **spectrum([[2, 0], [0, 0]])).numpy().tolist()
+        [1.0, 3.0]
     """
     x = tf.convert_to_tensor(x)
     basis, q = (tf.cast(v, x.dtype) for v in (eigenvectors, eigenvalues))
@@ -188,7 +209,7 @@ def prox_quadratic(
 
 def l_inf(z: tf.Tensor) -> tf.Tensor:
     """max_i |z_i|; shape of `z` without its last axis."""
-    return tf.reduce_max(tf.abs(z), axis=-1)
+    return tf.maximum(tf.reduce_max(tf.abs(z), axis=-1), 0)  # 0 also for the empty vector
 
 
 def prox_l_inf(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
@@ -196,211 +217,14 @@ def prox_l_inf(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
 
     By Moreau x minus the projection onto the l1 ball of radius 1/lam. The gradient is 0 where
     ||x||_1 <= 1/lam; an entry that only touches the level keeps its own.
-    `prox_l_inf([3.0, 1.0], 1.0)` gives `[2.0, 1.0]`.
+
+    Example:
+        >>> prox_l_inf([3.0, 1.0], 1.0).numpy().tolist()
+        [2.0, 1.0]
     """
 
-    def solve(x, lam):
-        removed, jacobian = projections.l1_ball_point(x, 1 / lam)
+    def solve(x: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
+        removed, jacobian = l1_ball_point(x, 1 / lam)
         return x - removed, lambda y: y - jacobian(y)
 
     return symmetric_map(solve, x, lam)
-
-
-# Entropy on the simplex ------------------------------------------------------------------------
-
-
-def entropy(z: tf.Tensor) -> tf.Tensor:
-    """sum_i z_i log z_i - z_i^2/2 on the simplex, +inf off it; shape of `z` without its last axis.
-
-    Convex on the simplex; the square makes the map at lam = 1 the softmax (the paper, section 2).
-    """
-    inside = tf.reduce_sum(tf.math.xlogy(tf.nn.relu(z), tf.nn.relu(z)) - z**2 / 2, axis=-1)
-    return inside + projections.simplex(z)
-
-
-def prox_entropy(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
-    """argmin over the simplex of sum_i z_i log z_i - z_i^2/2 + lam/2 ||z - x||^2.
-
-    At lam = 1 this is softmax(x). Smooth, the solution is interior. Differentiable once.
-    `prox_entropy([0.0, log(3.0)], 1.0)` gives `[0.25, 0.75]`.
-    """
-
-    def solve(x, lam):
-        z = _entropy_point(x, lam)
-        slope = z / ((1 - z) + lam * z)
-        total = tf.reduce_sum(slope, axis=-1, keepdims=True)
-
-        def jacobian(y):
-            mean = tf.reduce_sum(slope * y, axis=-1, keepdims=True) / total
-            return lam * slope * (y - mean)
-
-        return z, jacobian
-
-    return symmetric_map(solve, x, lam, once=True)
-
-
-def _entropy_point(x: tf.Tensor, lam: tf.Tensor) -> tf.Tensor:
-    """Solves log z_i + a (z_i - 1) = w_i - nu, sum z = 1; a = lam - 1, w = lam (x - max x)."""
-    a = lam - 1
-    precision = tf.constant(np.finfo(x.dtype.as_numpy_dtype).eps, x.dtype)
-    floor = tf.constant(np.log(np.finfo(x.dtype.as_numpy_dtype).tiny), x.dtype)
-    w = tf.maximum(lam * (x - tf.reduce_max(x, axis=-1, keepdims=True)), 2 * floor - tf.abs(a))
-
-    def entries(nu):
-        """z in (0, 1] by Newton on p = log z; for a > 0 the start follows Wright's omega."""
-        v = w - nu + a
-        above = v + tf.math.log(tf.maximum(a, 1e-30))
-        start = tf.where(above > 1, v - above + tf.math.log(tf.maximum(above, 1)), v)
-
-        def newton(p, _):
-            z = tf.exp(p)
-            step = (p + a * tf.math.expm1(p) - (w - nu)) / ((1 - z) + lam * z)
-            return tf.minimum(p - step, 0), tf.reduce_max(tf.abs(step) / (1 - p))
-
-        p, _ = tf.while_loop(
-            lambda _, step: step > 2 * precision,
-            newton,
-            (tf.clip_by_value(start, floor, 0), tf.ones([], x.dtype)),
-            maximum_iterations=60,
-        )
-        return tf.exp(p)
-
-    def newton(nu, low, high, _):
-        # sum z(nu) - 1 is convex and decreasing; the root lies between z_max = 1 and z_max = 1/n.
-        z = entries(nu)
-        excess = tf.reduce_sum(z, axis=-1, keepdims=True) - 1
-        slope = tf.reduce_sum(z / ((1 - z) + lam * z), axis=-1, keepdims=True)
-        low, high = tf.where(excess > 0, nu, low), tf.where(excess > 0, high, nu)
-        nu += excess / slope
-        nu = tf.where((nu >= low) & (nu <= high), nu, (low + high) / 2)
-        return nu, low, high, tf.reduce_max(tf.abs(excess))
-
-    n = tf.cast(tf.shape(x)[-1], x.dtype)
-    low = tf.zeros_like(w[..., :1])
-    high = low + tf.math.log(n) + a * (1 - 1 / n)
-    nu, *_ = tf.while_loop(
-        lambda *state: state[-1] > 1e-3 * tf.sqrt(precision),
-        newton,
-        (high, low, high, tf.ones([], x.dtype)),
-        maximum_iterations=60,
-    )
-    z = entries(nu)
-    return z / tf.reduce_sum(z, axis=-1, keepdims=True)
-
-
-# The nuclear norm, on the last two axes --------------------------------------------------------
-
-
-def nuclear(z: tf.Tensor) -> tf.Tensor:
-    """Sum of the singular values of the last two axes; shape of `z` without them."""
-    return tf.reduce_sum(tf.linalg.svd(z, compute_uv=False), axis=-1)
-
-
-def prox_nuclear(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
-    """argmin_Z ||Z||_* + lam/2 ||Z - X||_F^2: the soft threshold of the singular values at 1/lam.
-
-    The derivative uses divided differences of the threshold, which stay in [0, 1] at equal
-    singular values. A singular value of exactly 1/lam counts as cut. Differentiable once.
-    `prox_nuclear([[3.0, 0.0], [0.0, 0.5]], 1.0)` gives `[[2.0, 0.0], [0.0, 0.0]]`.
-    """
-
-    def solve(x, lam):
-        finite = tf.reduce_all(tf.math.is_finite(x), axis=[-2, -1], keepdims=True)
-        s, u, v = tf.linalg.svd(tf.where(finite, x, tf.zeros_like(x)))
-        kept = tf.nn.relu(s - 1 / lam)
-        z = tf.matmul(u * kept[..., tf.newaxis, :], v, transpose_b=True)
-        nan = tf.cast(float("nan"), x.dtype)
-        return (
-            tf.where(finite, z, nan),
-            lambda y: _threshold_derivative(y, s, u, v, 1 / lam),
-        )
-
-    return symmetric_map(solve, x, lam, once=True)
-
-
-def _threshold_derivative(y, s, u, v, threshold):
-    """D[U f(s) V^T](Y) for f(s) = (s - threshold)_+."""
-    kept = tf.nn.relu(s - threshold)
-    cut = tf.nn.relu(threshold - s)
-    # [f(s_i) - f(s_j)] / (s_i - s_j): 1 above, 0 below, k / (k + c) across, without cancellation.
-    active = kept > 0
-    both = active[..., :, tf.newaxis] & active[..., tf.newaxis, :]
-    k = tf.maximum(kept[..., :, tf.newaxis], kept[..., tf.newaxis, :])
-    c = tf.maximum(cut[..., :, tf.newaxis], cut[..., tf.newaxis, :])
-    difference = tf.where(both, tf.ones_like(k), tf.math.divide_no_nan(k, k + c))
-    # [f(s_i) + f(s_j)] / (s_i + s_j)
-    total = tf.math.divide_no_nan(
-        kept[..., :, tf.newaxis] + kept[..., tf.newaxis, :],
-        s[..., :, tf.newaxis] + s[..., tf.newaxis, :],
-    )
-    b = tf.matmul(u, tf.matmul(y, v), transpose_a=True)
-    bt = tf.linalg.matrix_transpose(b)
-    core = difference * (b + bt) / 2 + total * (b - bt) / 2
-    inside = tf.matmul(u, tf.matmul(core, v, transpose_b=True))
-    # Outside the singular vectors: the ratio f(s)/s, on the left and on the right.
-    ratio = tf.math.divide_no_nan(kept, s)[..., tf.newaxis, :]
-    yv, ytu = tf.matmul(y, v), tf.matmul(y, u, transpose_a=True)
-    left = tf.matmul((yv - tf.matmul(u, b)) * ratio, v, transpose_b=True)
-    right = tf.matmul(u * ratio, ytu - tf.matmul(v, bt), transpose_b=True)
-    return inside + left + right
-
-
-# By name ---------------------------------------------------------------------------------------
-
-
-class ProximalOperator(NamedTuple):
-    """A regulariser or a set under its name.
-
-    Attributes:
-        value: (z, **options) -> R(z), +inf outside a set.
-        prox: (x, lam, **options) -> z.
-        is_set: whether R is an indicator, which neither lam nor a weight changes.
-        padding: how steps that a mask leaves out are kept out of the rest: "zero" (they count
-            nothing when set to 0), "mask" (`prox` takes `mask`), None (not possible).
-        matrix: whether R sees the last two axes instead of the last one.
-        jit: whether XLA can compile it on every device.
-        prepare: options of the user -> options of `value` and `prox`, where they differ.
-    """
-
-    value: Callable[..., tf.Tensor]
-    prox: Callable[..., tf.Tensor]
-    is_set: bool = False
-    padding: str | None = "zero"
-    matrix: bool = False
-    jit: bool = True
-    prepare: Callable[..., dict[str, Any]] | None = None
-
-
-def _projection(project: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    return lambda x, lam, **options: project(x, **options)
-
-
-def _set(value, project, **properties) -> ProximalOperator:
-    return ProximalOperator(value, _projection(project), is_set=True, **properties)
-
-
-OPERATORS: dict[str, ProximalOperator] = {
-    "l1": ProximalOperator(l1, prox_l1),
-    "elastic_net": ProximalOperator(elastic_net, prox_elastic_net),
-    "l2": ProximalOperator(l2, prox_l2),
-    "group_l2": ProximalOperator(group_l2, prox_group_l2),
-    "squared_l2": ProximalOperator(squared_l2, prox_squared_l2),
-    "quadratic": ProximalOperator(quadratic, prox_quadratic, padding=None, prepare=spectrum),
-    "l_inf": ProximalOperator(l_inf, prox_l_inf),
-    "entropy": ProximalOperator(entropy, prox_entropy, padding=None),
-    "nuclear": ProximalOperator(nuclear, prox_nuclear, matrix=True, jit=False),
-    "total_variation": ProximalOperator(
-        total_variation.total_variation, total_variation.prox_total_variation, padding="mask"
-    ),
-    "fused_lasso": ProximalOperator(
-        total_variation.fused_lasso, total_variation.prox_fused_lasso, padding="mask"
-    ),
-    "box": _set(projections.box, projections.project_box),
-    "nonnegative": _set(projections.nonnegative, projections.project_nonnegative),
-    "l2_ball": _set(projections.l2_ball, projections.project_l2_ball),
-    "l1_ball": _set(projections.l1_ball, projections.project_l1_ball),
-    "simplex": _set(projections.simplex, projections.project_simplex, padding=None),
-    "sparsemax": _set(projections.simplex, projections.project_simplex, padding=None),
-    "isotonic": _set(projections.isotonic, projections.project_isotonic, padding=None, jit=False),
-    "standardized": _set(projections.standardized, projections.project_standardized, padding=None),
-}

@@ -2,9 +2,11 @@
 
     project_C(x) = argmin_{z in C} 1/2 ||z - x||^2
 
-lambda plays no part. Inputs are float32 or float64. `indicator(residual, ...)` is the matching
-value: 0 inside the set (up to rounding), +inf outside. Where the set's boundary makes a projection
-non-smooth, each docstring says which of the possible Jacobians the gradient uses.
+lambda plays no part. Inputs are float32 or float64. Beside each projection stands the indicator of
+its set, 0 inside and +inf outside, where a bound may be missed by 100 roundings of its own size.
+Where the set's boundary makes a projection non-smooth, each docstring says which of the possible
+Jacobians the gradient uses. An empty last axis comes out empty. NaN stays in its own row, as does
++inf, which makes a row NaN where no projection is defined.
 """
 
 from collections.abc import Callable
@@ -38,12 +40,16 @@ def symmetric_map(
     """
 
     @tf.custom_gradient
-    def mapped(x, lam):
+    def mapped(x: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tuple]]:
         z, jacobian = solve(*map(tf.stop_gradient, (x, lam)) if once else (x, lam))
 
-        def gradient(cotangent, x, lam):
+        def gradient(
+            cotangent: tf.Tensor, x: tf.Tensor, lam: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor]:
             dx = jacobian(cotangent)
-            return dx, tf.reduce_sum(dx * (x - z)) / lam
+            # An entry that the map ignores may be infinite: 0 times inf counts nothing.
+            moved = tf.where(dx == 0, tf.zeros_like(x), x - z)
+            return dx, tf.reduce_sum(dx * moved) / lam
 
         return z, lambda y: (differentiable_once(gradient) if once else gradient)(y, x, lam)
 
@@ -57,49 +63,76 @@ def scalar(value: float | tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def norm(x: tf.Tensor, keepdims: bool = False) -> tf.Tensor:
-    """Euclidean norm along the last axis, without overflow or underflow of the squares."""
+    """Euclidean norm along the last axis, without overflow or underflow of the squares.
+
+    Example:
+        >>> norm(tf.constant([3.0, 4.0])).numpy().item()
+        5.0
+    """
     scale = tf.reduce_max(tf.abs(x), axis=-1, keepdims=True)
-    scale = tf.where(scale > 0, scale, tf.ones_like(scale))
+    scale = tf.where((scale > 0) & tf.math.is_finite(scale), scale, tf.ones_like(scale))
     length = scale * tf.sqrt(tf.reduce_sum((x / scale) ** 2, axis=-1, keepdims=True))
     return length if keepdims else tf.squeeze(length, -1)
 
 
-def indicator(violation: tf.Tensor, size: float | tf.Tensor) -> tf.Tensor:
-    """0 where violation <= 100 roundings of `size`, +inf elsewhere."""
-    dtype = violation.dtype
-    rounding = tf.constant(100 * np.finfo(dtype.as_numpy_dtype).eps, dtype)
-    inside = violation <= rounding * tf.maximum(tf.cast(size, dtype), 1)
-    return tf.where(inside, tf.zeros([], dtype), tf.cast(float("inf"), dtype))
+def indicator(inside: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """0 where `inside`, +inf elsewhere."""
+    return tf.where(inside, tf.zeros([], dtype), tf.constant(np.inf, dtype))
+
+
+def slack(size: float | tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """By how much a bound of this size may be missed: 100 roundings, in the dtype of `like`."""
+    return scalar(100 * np.finfo(like.dtype.as_numpy_dtype).eps, like) * scalar(size, like)
 
 
 # Box and orthant -------------------------------------------------------------------------------
 
 
 def box(z: tf.Tensor, low: float = -1.0, high: float = 1.0) -> tf.Tensor:
-    """Indicator of {low <= z_i <= high}; shape of `z` without its last axis."""
-    outside = tf.reduce_sum(tf.maximum(low - z, 0) + tf.maximum(z - high, 0), axis=-1)
-    return indicator(outside, max(abs(low), abs(high)))
+    """Indicator of {low <= z_i <= high}; shape of `z` without its last axis.
+
+    Either bound may be infinite. The size of a bound at 0 is the width of the box, 1 at most.
+
+    Example:
+        >>> box(tf.constant([[0.5, -5.0], [0.5, 2.0]]), low=0.0, high=float("inf")).numpy().tolist()
+        [inf, 0.0]
+    """
+    z = tf.convert_to_tensor(z)
+    width = min(high - low, 1.0)
+    below = scalar(low, z) - slack(max(abs(low), width), z)
+    above = scalar(high, z) + slack(max(abs(high), width), z)
+    return indicator(tf.reduce_all((z >= below) & (z <= above), axis=-1), z.dtype)
 
 
 def project_box(x: tf.Tensor, low: float = -1.0, high: float = 1.0) -> tf.Tensor:
     """Projection onto {low <= z_i <= high}: hard tanh for [-1, 1].
 
     The gradient passes where low <= x_i <= high (on the bounds too) and is 0 elsewhere.
-    `project_box([2.0, -0.5])` gives `[1.0, -0.5]`.
+
+    Example:
+        >>> project_box([2.0, -0.5]).numpy().tolist()
+        [1.0, -0.5]
     """
     x = tf.convert_to_tensor(x)
     return tf.clip_by_value(x, scalar(low, x), scalar(high, x))
 
 
 def nonnegative(z: tf.Tensor) -> tf.Tensor:
-    """Indicator of {z_i >= 0}; shape of `z` without its last axis."""
-    return indicator(tf.reduce_sum(tf.maximum(-z, 0), axis=-1), 1.0)
+    """Indicator of {z_i >= 0}, where 0 has size 1; shape of `z` without its last axis.
+
+    Example:
+        >>> nonnegative(tf.constant([[1.0, 0.0], [1.0, -1.0]])).numpy().tolist()
+        [0.0, inf]
+    """
+    return box(z, 0.0, np.inf)
 
 
 def project_nonnegative(x: tf.Tensor) -> tf.Tensor:
     """Projection onto {z_i >= 0}: ReLU. The gradient at x_i = 0 is 0, as `tf.nn.relu` has it.
 
-    `project_nonnegative([2.0, -0.5])` gives `[2.0, 0.0]`.
+    Example:
+        >>> project_nonnegative([2.0, -0.5]).numpy().tolist()
+        [2.0, 0.0]
     """
     return tf.nn.relu(x)
 
@@ -108,25 +141,34 @@ def project_nonnegative(x: tf.Tensor) -> tf.Tensor:
 
 
 def l2_ball(z: tf.Tensor, radius: float = 1.0) -> tf.Tensor:
-    """Indicator of {||z||_2 <= radius}; shape of `z` without its last axis."""
-    return indicator(norm(z) - radius, radius)
+    """Indicator of {||z||_2 <= radius}; shape of `z` without its last axis.
+
+    Example:
+        >>> l2_ball(tf.constant([[0.6, 0.8], [3.0, 4.0]])).numpy().tolist()
+        [0.0, inf]
+    """
+    z = tf.convert_to_tensor(z)
+    return indicator(norm(z) <= scalar(radius, z) + slack(radius, z), z.dtype)
 
 
 def project_l2_ball(x: tf.Tensor, radius: float | tf.Tensor = 1.0) -> tf.Tensor:
     """Projection onto {||z||_2 <= radius}: x min(1, radius / ||x||).
 
     On the sphere the gradient is that of the inside, the identity.
-    `project_l2_ball([3.0, 4.0])` gives `[0.6, 0.8]`.
+
+    Example:
+        >>> project_l2_ball([3.0, 4.0], radius=2.5).numpy().tolist()
+        [1.5, 2.0]
     """
 
-    def solve(x, _):
+    def solve(x: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
         length = norm(x, keepdims=True)
         shrink = tf.minimum(tf.math.divide_no_nan(scalar(radius, x), length), 1)
         outside = length > radius
         shrink = tf.where(outside, shrink, tf.ones_like(shrink))
         unit = tf.math.divide_no_nan(x, length)
 
-        def jacobian(y):
+        def jacobian(y: tf.Tensor) -> tf.Tensor:
             radial = tf.reduce_sum(unit * y, axis=-1, keepdims=True) * unit
             return tf.where(outside, shrink * (y - radial), y)
 
@@ -136,9 +178,15 @@ def project_l2_ball(x: tf.Tensor, radius: float | tf.Tensor = 1.0) -> tf.Tensor:
 
 
 def simplex(z: tf.Tensor, total: float = 1.0) -> tf.Tensor:
-    """Indicator of {z_i >= 0, sum z = total}; shape of `z` without its last axis."""
-    negative = tf.reduce_sum(tf.maximum(-z, 0), axis=-1)
-    return indicator(negative + tf.abs(tf.reduce_sum(z, axis=-1) - total), total)
+    """Indicator of {z_i >= 0, sum z = total}; shape of `z` without its last axis.
+
+    Example:
+        >>> simplex(tf.constant([[0.75, 0.25], [0.75, 0.75], [1.5, -0.5]])).numpy().tolist()
+        [0.0, inf, inf]
+    """
+    z = tf.convert_to_tensor(z)
+    sums = tf.abs(tf.reduce_sum(z, axis=-1) - scalar(total, z)) <= slack(total, z)
+    return indicator(tf.reduce_all(z >= -slack(total, z), axis=-1) & sums, z.dtype)
 
 
 def _simplex_point(x: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
@@ -152,8 +200,8 @@ def _simplex_point(x: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
     admissible = counts * ordered > excess
     size = tf.reduce_sum(tf.cast(admissible, x.dtype), axis=-1, keepdims=True)
     size = tf.maximum(size, 1)
-    top = tf.gather(excess, tf.cast(size, tf.int32) - 1, batch_dims=x.shape.rank - 1)
-    return tf.nn.relu(x - top / size)
+    top = tf.where(counts == size, excess, tf.zeros_like(excess))
+    return tf.nn.relu(x - tf.reduce_sum(top, axis=-1, keepdims=True) / size)
 
 
 def _mean_free(y: tf.Tensor, support: tf.Tensor) -> tf.Tensor:
@@ -168,10 +216,14 @@ def project_simplex(x: tf.Tensor, total: float = 1.0) -> tf.Tensor:
     """Projection onto {z_i >= 0, sum z = total}: sparsemax for total = 1.
 
     The gradient is I - 11^T/|S| on the support S = {z_i > 0}; an entry that only touches 0 is
-    outside S. `project_simplex([1.0, 0.5, -1.0])` gives `[0.75, 0.25, 0.0]`.
+    outside S. An entry -inf, as masked scores have it, comes out as 0.
+
+    Example:
+        >>> project_simplex([1.0, 0.5, -1.0]).numpy().tolist()
+        [0.75, 0.25, 0.0]
     """
 
-    def solve(x, _):
+    def solve(x: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
         z = _simplex_point(x, scalar(total, x))
         return z, lambda y: _mean_free(y, z > 0)
 
@@ -179,8 +231,15 @@ def project_simplex(x: tf.Tensor, total: float = 1.0) -> tf.Tensor:
 
 
 def l1_ball(z: tf.Tensor, radius: float = 1.0) -> tf.Tensor:
-    """Indicator of {||z||_1 <= radius}; shape of `z` without its last axis."""
-    return indicator(tf.reduce_sum(tf.abs(z), axis=-1) - radius, radius)
+    """Indicator of {||z||_1 <= radius}; shape of `z` without its last axis.
+
+    Example:
+        >>> l1_ball(tf.constant([[0.5, -0.5], [1.0, -0.5]])).numpy().tolist()
+        [0.0, inf]
+    """
+    z = tf.convert_to_tensor(z)
+    length = tf.reduce_sum(tf.abs(z), axis=-1)
+    return indicator(length <= scalar(radius, z) + slack(radius, z), z.dtype)
 
 
 def l1_ball_point(x: tf.Tensor, radius: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
@@ -190,7 +249,7 @@ def l1_ball_point(x: tf.Tensor, radius: tf.Tensor) -> tuple[tf.Tensor, Jacobian]
     shrunk = _simplex_point(size, radius)
     sign = tf.sign(x)
 
-    def jacobian(y):
+    def jacobian(y: tf.Tensor) -> tf.Tensor:
         return tf.where(inside, y, sign * _mean_free(sign * y, shrunk > 0))
 
     return tf.where(inside, x, sign * shrunk), jacobian
@@ -200,7 +259,10 @@ def project_l1_ball(x: tf.Tensor, radius: float = 1.0) -> tf.Tensor:
     """Projection onto {||z||_1 <= radius}: a soft threshold that just reaches the ball.
 
     On the boundary the gradient is the identity; an entry that only touches 0 gets none.
-    `project_l1_ball([1.0, -0.5])` gives `[0.75, -0.25]`.
+
+    Example:
+        >>> project_l1_ball([1.0, -0.5]).numpy().tolist()
+        [0.75, -0.25]
     """
     return symmetric_map(lambda x, _: l1_ball_point(x, scalar(radius, x)), x)
 
@@ -209,9 +271,19 @@ def project_l1_ball(x: tf.Tensor, radius: float = 1.0) -> tf.Tensor:
 
 
 def isotonic(z: tf.Tensor) -> tf.Tensor:
-    """Indicator of {z_1 <= z_2 <= ... <= z_n}; shape of `z` without its last axis."""
-    drops = tf.reduce_sum(tf.maximum(z[..., :-1] - z[..., 1:], 0), axis=-1)
-    return indicator(drops, tf.reduce_max(tf.abs(z), axis=-1) if z.shape[-1] else 1.0)
+    """Indicator of {z_1 <= z_2 <= ... <= z_n}; shape of `z` without its last axis.
+
+    A step down is judged by the larger of its own two entries.
+
+    Example:
+        >>> isotonic(tf.constant([[0.0, 1.0, 1.0], [0.0, -5.0, 1e9]])).numpy().tolist()
+        [0.0, inf]
+    """
+    z = tf.convert_to_tensor(z)
+    left, right = z[..., :-1], z[..., 1:]
+    larger = tf.maximum(tf.abs(left), tf.abs(right))
+    even = tf.math.is_finite(larger) & (left - right <= slack(larger, z))
+    return indicator(tf.reduce_all((left <= right) | even, axis=-1), z.dtype)
 
 
 def project_isotonic(x: tf.Tensor) -> tf.Tensor:
@@ -219,37 +291,40 @@ def project_isotonic(x: tf.Tensor) -> tf.Tensor:
 
     The gradient averages over the pooled blocks. Neighbours that are equal without having been
     pooled (a tie in x) keep separate gradients.
-    `project_isotonic([1.0, 3.0, 2.0])` gives `[1.0, 2.5, 2.5]`.
+
+    Example:
+        >>> project_isotonic([1.0, 3.0, 2.0]).numpy().tolist()
+        [1.0, 2.5, 2.5]
     """
 
-    def solve(x, _):
+    def solve(x: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
         z, block = tf.nn.isotonic_regression(tf.stop_gradient(x), decreasing=False)
-        n = tf.shape(x)[-1]
-        row = tf.reshape(tf.range(tf.size(x) // n), tf.concat([tf.shape(x)[:-1], [1]], axis=0))
-        piece = row * n + block
-        size = piece_sum(tf.ones_like(x), piece)
-        return z, lambda y: piece_mean(y, piece, size)
+        shape = tf.shape(x)
+        rows = tf.reduce_prod(shape[:-1])
+        row = tf.reshape(tf.range(rows), tf.concat([shape[:-1], [1]], axis=0))
+        piece = tf.reshape(row * shape[-1] + block, [-1])
+
+        def piece_sum(v: tf.Tensor) -> tf.Tensor:
+            totals = tf.math.unsorted_segment_sum(tf.reshape(v, [-1]), piece, tf.size(v))
+            return tf.reshape(tf.gather(totals, piece), tf.shape(v))
+
+        size = piece_sum(tf.ones_like(x))
+        return z, lambda y: piece_sum(y) / size
 
     return symmetric_map(solve, x)
 
 
-def piece_sum(v: tf.Tensor, piece: tf.Tensor) -> tf.Tensor:
-    """For every entry the sum of `v` over the entries with the same number in `piece`."""
-    flat = tf.reshape(piece, [-1])
-    totals = tf.math.unsorted_segment_sum(tf.reshape(v, [-1]), flat, tf.size(v))
-    return tf.reshape(tf.gather(totals, flat), tf.shape(v))
-
-
-def piece_mean(v: tf.Tensor, piece: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """For every entry the mean of `v` over its piece, which has `size` entries."""
-    return piece_sum(v, piece) / size
-
-
 def standardized(z: tf.Tensor) -> tf.Tensor:
-    """Indicator of {||z|| = sqrt(n), sum z = 0}, not convex; shape of `z` without its last axis."""
+    """Indicator of {||z|| = sqrt(n), sum z = 0}, not convex; shape of `z` without its last axis.
+
+    Example:
+        >>> standardized(tf.constant([[-1.0, 1.0], [-1.0, 2.0]])).numpy().tolist()
+        [0.0, inf]
+    """
+    z = tf.convert_to_tensor(z)
     n = tf.cast(tf.shape(z)[-1], z.dtype)
-    off_sphere = tf.abs(norm(z) - tf.sqrt(n))
-    return indicator(off_sphere + tf.abs(tf.reduce_sum(z, axis=-1)), n)
+    on_sphere = tf.abs(norm(z) - tf.sqrt(n)) <= slack(n, z)
+    return indicator(on_sphere & (tf.abs(tf.reduce_sum(z, axis=-1)) <= slack(n, z)), z.dtype)
 
 
 def project_standardized(x: tf.Tensor) -> tf.Tensor:
@@ -257,16 +332,19 @@ def project_standardized(x: tf.Tensor) -> tf.Tensor:
 
     The paper's batch normalisation as a proximal map (section 2). The set is a sphere, not convex:
     for a constant x every point of it is equally near, and 0 is returned with gradient 0.
-    `project_standardized([0.0, 2.0])` gives `[-1.0, 1.0]`.
+
+    Example:
+        >>> project_standardized([0.0, 2.0]).numpy().round(4).tolist()
+        [-1.0, 1.0]
     """
 
-    def solve(x, _):
+    def solve(x: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
         centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
         length = norm(centred, keepdims=True)
         unit = tf.math.divide_no_nan(centred, length)
         root = tf.sqrt(tf.cast(tf.shape(x)[-1], x.dtype))
 
-        def jacobian(y):
+        def jacobian(y: tf.Tensor) -> tf.Tensor:
             y -= tf.reduce_mean(y, axis=-1, keepdims=True)
             y -= tf.reduce_sum(unit * y, axis=-1, keepdims=True) * unit
             return tf.math.divide_no_nan(root * y, length)

@@ -5,11 +5,11 @@
 with P the projection onto C (the identity without a constraint). With J = dP/dv, symmetric, and
 H the Hessian of R, a cotangent y of z becomes the cotangent J w of v, where
 
-    (J + J H J / lam) w = J y                                                          (1)
+    (J + J H J / lam) w = J y                                                         (10)
 
 (without constraint: (I + H / lam) w = y). Everything that v is made of, x, lam, a context, the
 variables and tensors that R closes over, then gets its gradient by ordinary differentiation of
-grad R at the fixed z. Every row is a problem of its own with its own steps; the status is a tensor.
+grad R at the fixed z. Every row is a problem of its own with its own steps, forward and backward.
 """
 
 from collections.abc import Callable
@@ -21,34 +21,39 @@ import tensorflow as tf
 from proxnet_tf.ops.convex.sets import scalar
 from proxnet_tf.ops.linear.cg import conjugate_gradient
 from proxnet_tf.ops.linear.once import differentiable_once
+from proxnet_tf.ops.linear.report import Observer, Report, observed
 
-Regularizer = Callable[[tf.Tensor], tf.Tensor]
-Projection = Callable[[tf.Tensor], tf.Tensor]
+RowFunction = Callable[[tf.Tensor], tf.Tensor]  # (batch, n) -> (batch,)
+Projection = Callable[[tf.Tensor], tf.Tensor]  # (batch, n) -> (batch, n)
+_ValueAndSlope = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+_Evaluation = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
 
 
 class ProxSolution(NamedTuple):
-    """What `smooth_prox` found, one value a row.
+    """What `smooth_prox` found.
 
     Attributes:
         point: z, in the shape of x; differentiable.
-        residual: max_i |z - P(x - grad R(z)/lam)|_i relative to max(1, max_i |x_i|).
-        converged: whether `residual <= tolerance`; false for NaN.
-        iterations: scalar int32, steps of the longest row.
+        report: one value a row; the residual is max_i |z - P(x - grad R(z)/lam)|_i relative to
+            max(1, max_i |x_i|).
     """
 
     point: tf.Tensor
-    residual: tf.Tensor
-    converged: tf.Tensor
-    iterations: tf.Tensor
+    report: Report
 
 
 def default_tolerance(dtype: tf.DType) -> float:
-    """1e-9 in float64, 1e-5 in float32: what rounding lets the residual reach."""
+    """1e-9 in float64, 1e-5 in float32: what rounding lets the residual reach.
+
+    Example:
+        >>> default_tolerance(tf.float64)
+        1e-09
+    """
     return 1e-9 if tf.as_dtype(dtype) == tf.float64 else 1e-5
 
 
 def smooth_prox(
-    regularizer: Regularizer,
+    regularizer: RowFunction,
     x: tf.Tensor,
     lam: float | tf.Tensor,
     *,
@@ -56,6 +61,7 @@ def smooth_prox(
     start: tf.Tensor | None = None,
     tolerance: float | None = None,
     max_iterations: int = 200,
+    observer: Observer | None = None,
 ) -> ProxSolution:
     """argmin_{z in C} R(z) + lam/2 ||z - x||^2 for every row, with the implicit gradient.
 
@@ -72,14 +78,21 @@ def smooth_prox(
         projection: z -> the nearest point of a convex set C; R must be finite on C.
         start: a point where R is finite, in the shape of x; x (projected) by default.
         tolerance: bound on the residual; `default_tolerance(x.dtype)` by default.
-        max_iterations: bound on the iterations.
+        max_iterations: bound on the iterations of each solver, and on those of the conjugate
+            gradients that solve (1) in the backward pass.
+        observer: called in the backward pass with the `Report` of (1): relative residuals, one a
+            row. A system that is not positive definite counts as unsolved.
 
     Returns:
-        A `ProxSolution`. `smooth_prox(lambda z: tf.reduce_sum(z**2, -1) / 2, [[3.0]], 2.0).point`
-        is `[[2.0]]`.
+        A `ProxSolution`.
 
     Raises:
         ValueError: if R returns another shape than (batch,), or does not depend on z.
+
+    Example:
+        >>> found = smooth_prox(lambda z: tf.reduce_sum(z**2, -1) / 2, tf.constant([[3.0]]), 2.0)
+        >>> found.point.numpy().round(4).tolist(), found.report.converged.numpy().tolist()
+        ([[2.0]], [True])
     """
     x = tf.convert_to_tensor(x)
     lam = scalar(lam, x)
@@ -91,7 +104,7 @@ def smooth_prox(
     scale = tf.maximum(tf.reduce_max(tf.abs(fixed_x), axis=-1, keepdims=True), 1)
     origin = tf.stop_gradient(project(fixed_x if start is None else tf.cast(start, x.dtype)))
 
-    def evaluate(z):
+    def evaluate(z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """(R(z)/lam + 1/2 ||z - x||^2) / scale^2, its gradient times scale, the residual; a row.
 
         The residual is +inf where R is not finite.
@@ -101,6 +114,7 @@ def smooth_prox(
         gap = (z - fixed_x) / scale
         value = r / fixed_lam / tf.squeeze(scale, -1) ** 2 + tf.reduce_sum(gap**2, axis=-1) / 2
         residual = tf.reduce_max(tf.abs(z - project(fixed_x - shift)) / scale, axis=-1)
+        residual = tf.maximum(residual, 0)  # of a row without entries
         residual = tf.where(tf.math.is_finite(r), residual, tf.cast(float("inf"), residual.dtype))
         return value, shift / scale + gap, residual
 
@@ -117,14 +131,14 @@ def smooth_prox(
         )
     z = tf.stop_gradient(_finite_or(z, origin))
     residual = tf.stop_gradient(evaluate(z)[2])
-    point = _differentiable_point(gradient, project, z, x, lam)
-    return ProxSolution(point, residual, residual <= scalar(tolerance, x), iterations)
+    point = _differentiable_point(gradient, project, z, x, lam, max_iterations, observer)
+    return ProxSolution(point, Report(residual, iterations, residual <= scalar(tolerance, x)))
 
 
-def _gradient_of(regularizer: Regularizer):
+def _gradient_of(regularizer: RowFunction) -> _ValueAndSlope:
     """z -> (R(z), grad R(z)), with the checks of what R returns."""
 
-    def gradient(z):
+    def gradient(z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         with tf.GradientTape() as tape:
             tape.watch(z)
             value = tf.convert_to_tensor(regularizer(z))
@@ -161,7 +175,13 @@ def _finite_or(z: tf.Tensor, fallback: tf.Tensor) -> tf.Tensor:
 # Solvers ---------------------------------------------------------------------------------------
 
 
-def _lbfgs(evaluate, origin, scale, tolerance, max_iterations):
+def _lbfgs(
+    evaluate: _Evaluation,
+    origin: tf.Tensor,
+    scale: tf.Tensor,
+    tolerance: float,
+    max_iterations: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Minimiser in the variable z / scale, so that one tolerance serves all rows."""
     import tensorflow_probability as tfp
 
@@ -176,7 +196,7 @@ def _lbfgs(evaluate, origin, scale, tolerance, max_iterations):
     return tf.stop_gradient(found.position) * scale, found.num_iterations
 
 
-def _hessian_product(gradient, z, v):
+def _hessian_product(gradient: _ValueAndSlope, z: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
     """H v, the derivative of <grad R(z), v>; 0 where R is linear."""
     with tf.GradientTape() as tape:
         tape.watch(z)
@@ -185,7 +205,15 @@ def _hessian_product(gradient, z, v):
     return tf.zeros_like(v) if product is None else tf.convert_to_tensor(product)
 
 
-def _newton(evaluate, gradient, z, lam, scale, tolerance, max_iterations):
+def _newton(
+    evaluate: _Evaluation,
+    gradient: _ValueAndSlope,
+    z: tf.Tensor,
+    lam: tf.Tensor,
+    scale: tf.Tensor,
+    tolerance: float,
+    max_iterations: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Newton-CG with backtracking, from where L-BFGS ends.
 
     L-BFGS compares values, so it stalls near the square root of the rounding, and a barrier can
@@ -193,7 +221,9 @@ def _newton(evaluate, gradient, z, lam, scale, tolerance, max_iterations):
     """
     rounding = 10 * np.finfo(z.dtype.as_numpy_dtype).eps
 
-    def newton(iteration, z, residual, active):
+    def newton(
+        iteration: tf.Tensor, z: tf.Tensor, residual: tf.Tensor, active: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
         value, slope, _ = evaluate(z)
         downhill = -_finite_or(slope, tf.zeros_like(slope)) * scale
         direction = conjugate_gradient(
@@ -203,7 +233,7 @@ def _newton(evaluate, gradient, z, lam, scale, tolerance, max_iterations):
         direction = tf.where(flat, downhill, direction)
         fall = tf.reduce_sum(slope * direction / scale, axis=-1)
 
-        def attempt(length):
+        def attempt(length: tf.Tensor) -> tuple[tf.Tensor, ...]:
             candidate = z + length[:, tf.newaxis] * direction
             reached, _, moved = evaluate(candidate)
             lowered = reached - value
@@ -232,17 +262,26 @@ def _newton(evaluate, gradient, z, lam, scale, tolerance, max_iterations):
     return z, iterations
 
 
-def _projected_gradient(evaluate, project, origin, scale, tolerance, max_iterations):
+def _projected_gradient(
+    evaluate: _Evaluation,
+    project: Projection,
+    origin: tf.Tensor,
+    scale: tf.Tensor,
+    tolerance: float,
+    max_iterations: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Accelerated projected gradient; every row has its own step length and restarts.
 
     The objective over lam has curvature 1 at least, so the momentum is that of strong convexity.
     """
     rounding = 10 * np.finfo(origin.dtype.as_numpy_dtype).eps
 
-    def step(iteration, z, ahead, length, _):
+    def step(
+        iteration: tf.Tensor, z: tf.Tensor, ahead: tf.Tensor, length: tf.Tensor, _: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
         slope = evaluate(ahead)[1] * scale
 
-        def attempt(length):
+        def attempt(length: tf.Tensor) -> tuple[tf.Tensor, ...]:
             candidate = project(ahead - length[:, tf.newaxis] * slope)
             move = candidate - ahead
             value, moved_slope, residual = evaluate(candidate)
@@ -279,29 +318,42 @@ def _projected_gradient(evaluate, project, origin, scale, tolerance, max_iterati
 # Implicit gradient -----------------------------------------------------------------------------
 
 
-def _differentiable_point(gradient, project, z, x, lam):
-    """z as a function of v = x - grad R(z)/lam, with the derivative (1)."""
+def _differentiable_point(
+    gradient: _ValueAndSlope,
+    project: Projection,
+    z: tf.Tensor,
+    x: tf.Tensor,
+    lam: tf.Tensor,
+    max_iterations: int,
+    observer: Observer | None,
+) -> tf.Tensor:
+    """z as a function of v = x - grad R(z)/lam, with the derivative (10)."""
     slope = gradient(z)[1]
     v = x - slope / lam
 
     @tf.custom_gradient
-    def point(v):
+    def point(v: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         fixed_lam = tf.stop_gradient(lam)
 
-        def backward(y, fixed_v):
-            def j(u):
+        def backward(y: tf.Tensor, fixed_v: tf.Tensor) -> tf.Tensor:
+            def j(u: tf.Tensor) -> tf.Tensor:
                 with tf.GradientTape() as tape:
                     tape.watch(fixed_v)
                     projected = project(fixed_v)
                 return tf.convert_to_tensor(tape.gradient(projected, fixed_v, u))
 
-            def operator(w):
+            def operator(w: tf.Tensor) -> tf.Tensor:
                 return j(w + _hessian_product(gradient, z, j(w)) / fixed_lam)
 
             solved = conjugate_gradient(
-                operator, j(y), tolerance=_cg_tolerance(y.dtype), max_iterations=200
+                operator, j(y), tolerance=_cg_tolerance(y.dtype), max_iterations=max_iterations
             )
-            return j(solved.solution)
+            report = Report(
+                tf.squeeze(solved.residual, -1),
+                solved.iterations,
+                tf.squeeze(solved.converged & ~solved.negative_curvature, -1),
+            )
+            return observed(observer, report, j(solved.solution))
 
         return tf.identity(z), lambda y: differentiable_once(backward)(y, v)
 

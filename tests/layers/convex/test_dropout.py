@@ -1,100 +1,20 @@
-"""`ProxDropout` against a dense search in NumPy and central differences."""
+"""`ProxDropout` as a layer; its map is judged in `tests/ops/convex/test_dropout.py`."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.optimize import minimize
 
 from proxnet_tf.layers.convex.dropout import ProxDropout
-from proxnet_tf.ops.convex.dropout import prox_dropout
 from tests.helpers.layer_checks import check_config, check_layer
 
 RNG = np.random.default_rng(4)
 
 
-def objective(c, x, lam):
-    p = 1 / (1 + np.exp(-(c * x).sum(axis=-1)))
-    penalty = p * (1 - p) * (x**2 * c**2).sum(axis=-1) / 2
-    return penalty + lam / 2 * ((c - x) ** 2).sum(axis=-1)
-
-
-def best_of_many_starts(x, lam):
-    """Local searches in c itself, from multiples of x and random points."""
-    starts = [t * x for t in np.linspace(0, 2.5, 26)] + list(2 * RNG.standard_normal((5, len(x))))
-    found = [minimize(objective, s, (x, lam), method="BFGS", tol=1e-10).x for s in starts]
-    return min(found, key=lambda c: objective(c, x, lam))
-
-
 def test_keras_contract(tmp_path):
-    layer = ProxDropout(0.4, num_points=40)
+    layer = ProxDropout(0.4, num_points=40, monitor="left")
     check_layer(layer, RNG.standard_normal((5, 4)).astype("float32"), tmp_path)
     check_config(layer)
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-    seed=st.integers(0, 2**31),
-    size=st.integers(1, 5),
-    lam=st.floats(-2, 1).map(lambda e: 10**e),
-    scale=st.sampled_from([0.5, 1.5, 4.0]),
-)
-def test_global_minimum(seed, size, lam, scale):
-    x = scale * np.random.default_rng(seed).standard_normal((2, size))
-    c = prox_dropout(x, lam).numpy()
-    expected = np.stack([best_of_many_starts(row, lam) for row in x])
-    best, reference = objective(c, x, lam), objective(expected, x, lam)
-    assert (best <= reference + 1e-9 * (1 + reference)).all()
-    # stationary in all of c, not only along the search
-    h = 1e-5
-    for e in h * np.eye(size):
-        slope = (objective(c + e, x, lam) - objective(c - e, x, lam)) / (2 * h)
-        np.testing.assert_allclose(slope, 0, atol=1e-6 * scale**2)
-
-
-def test_float32_finds_the_minimum_of_a_flat_profile():
-    x = np.random.default_rng(0).standard_normal((200, 12))
-    single = prox_dropout(x.astype("float32"), 0.5)
-    np.testing.assert_allclose(single, prox_dropout(x, 0.5), atol=2e-6)
-
-
-def test_several_local_minima_and_a_minimiser_beyond_the_squared_norm():
-    rng = np.random.default_rng(5)
-    x = 2 * rng.standard_normal((300, 3))
-    c = prox_dropout(x, 0.05).numpy()
-    s, squared = (x * c).sum(axis=1), (x**2).sum(axis=1)
-    assert (s > squared + 1e-3).any()
-    inside = c * np.minimum(1, squared / s)[:, np.newaxis]
-    assert (objective(c, x, 0.05) <= objective(inside, x, 0.05) + 1e-12).all()
-    # local minima of the profile: s^2/(2 S) - lam s
-    grid = np.linspace(1e-3, 1.5, 2000)[np.newaxis] * squared[:, np.newaxis]
-    a = 1 / (2 + np.exp(grid) + np.exp(-grid))
-    total = (x[:, np.newaxis] ** 2 / (0.05 + a[..., np.newaxis] * x[:, np.newaxis] ** 2)).sum(-1)
-    profile = grid**2 / (2 * total) - 0.05 * grid
-    turns = (profile[:, 1:-1] < profile[:, :-2]) & (profile[:, 1:-1] < profile[:, 2:])
-    assert (turns.sum(axis=1) > 1).any()
-
-
-def test_gradients_equal_central_differences():
-    rng = np.random.default_rng(6)
-    x, weights = 1.5 * rng.standard_normal((8, 3)), rng.standard_normal((8, 3))
-    lam = 0.3
-
-    def loss(x, lam):
-        return tf.reduce_sum(prox_dropout(x, lam) * weights, axis=-1)
-
-    point, weight = tf.constant(x), tf.constant(lam, tf.float64)
-    with tf.GradientTape() as tape:
-        tape.watch((point, weight))
-        value = loss(point, weight)
-    dx, dlam = tape.gradient(value, (point, weight))
-    h = 1e-6
-    numeric = [(loss(x + e, lam) - loss(x - e, lam)) / (2 * h) for e in h * np.eye(3)]
-    np.testing.assert_allclose(dx, np.stack(numeric, axis=1), atol=1e-6)
-    moved = loss(x, lam + h) - loss(x, lam - h)
-    np.testing.assert_allclose(dlam, tf.reduce_sum(moved) / (2 * h), atol=1e-5)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-30, 1e30])
@@ -108,17 +28,6 @@ def test_zero_tiny_and_huge_vectors_are_kept(value):
     np.testing.assert_array_equal(tape.gradient(c, point), np.ones_like(x))
 
 
-def test_limits_of_lam_one_element_and_empty_batch():
-    x = RNG.standard_normal((4, 3))
-    np.testing.assert_allclose(prox_dropout(x, 1e9), x, atol=1e-8)
-    assert np.abs(prox_dropout(0.5 * x, 1e-9)).max() < np.abs(0.5 * x).max()
-    one = prox_dropout([[0.7]], 0.5).numpy()
-    grid = np.linspace(0, 2, 200001)[:, np.newaxis]
-    best = grid[objective(grid, np.array([0.7]), 0.5).argmin()]
-    np.testing.assert_allclose(one[0], best, atol=1e-5)
-    assert prox_dropout(np.zeros((0, 3)), 1.0).shape == (0, 3)
-
-
 def test_vectors_along_the_last_axis_and_sequential():
     x = RNG.standard_normal((2, 3, 4)).astype("float32")
     layer = ProxDropout(0.5)
@@ -129,19 +38,21 @@ def test_vectors_along_the_last_axis_and_sequential():
     assert history.history["loss"][1] < history.history["loss"][0]
 
 
-def test_second_derivative_is_refused():
-    x = tf.constant([[1.0, 2.0]])
-    with tf.GradientTape() as outer:
-        outer.watch(x)
-        with tf.GradientTape() as inner:
-            inner.watch(x)
-            c = tf.reduce_sum(prox_dropout(x, 1.0) ** 2)
-        dx = inner.gradient(c, x)
-    with pytest.raises(NotImplementedError, match="first derivatives only"):
-        outer.gradient(dx, x)
-
-
 @pytest.mark.parametrize("arguments", [{"lam": 0.0}, {"num_points": 2}, {"lam": float("nan")}])
 def test_bad_input(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         ProxDropout(**arguments)
+
+
+def test_monitor_shows_both_passes_in_fit():
+    x = RNG.standard_normal((16, 4)).astype("float32")
+    model = keras.Sequential(
+        [keras.layers.Dense(3), ProxDropout(0.5, monitor=True), keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse")
+    logs = model.fit(x, x[:, :1], batch_size=8, epochs=1, verbose=0).history
+    assert 0 <= logs["residual"][0] < 1e-5
+    assert logs["unsolved"] == [0.0]
+    assert logs["iterations"][0] >= 1
+    assert logs["backward_unsolved"] == [0.0]
+    assert logs["backward_residual"] == [0.0]

@@ -78,7 +78,7 @@ def test_status_is_per_row():
         return tf.reduce_sum(tf.constant([[-1.0], [1.0]], z.dtype) * z**2, axis=-1)
 
     found = smooth_prox(r, tf.ones([2, 3], tf.float64), 1.0, max_iterations=20)
-    np.testing.assert_array_equal(found.converged, [False, True])
+    np.testing.assert_array_equal(found.report.converged, [False, True])
     np.testing.assert_allclose(found.point[1], 1 / 3, atol=1e-9)
     assert np.isfinite(found.point).all()
 
@@ -88,12 +88,6 @@ def test_a_linear_r_is_a_shift():
     np.testing.assert_allclose(found.point, [[0.5, 1.5]], atol=1e-6)
 
 
-def test_docstring_example():
-    found = smooth_prox(lambda z: tf.reduce_sum(z**2, -1) / 2, [[3.0]], 2.0)
-    np.testing.assert_allclose(found.point, [[2.0]], atol=1e-6)
-    assert found.converged.numpy().all()
-
-
 def test_a_start_outside_the_domain_is_reported():
     def r(z):
         safe = tf.where(z > 0, z, tf.ones_like(z))
@@ -101,10 +95,10 @@ def test_a_start_outside_the_domain_is_reported():
         return tf.reduce_sum(barrier, axis=-1)
 
     x = tf.constant([[-1.0, 2.0]], tf.float64)
-    assert not smooth_prox(r, x, 1.0).converged.numpy().any()
+    assert not smooth_prox(r, x, 1.0).report.converged.numpy().any()
     found = smooth_prox(r, x, 1.0, start=tf.ones_like(x))
     np.testing.assert_allclose(found.point, (x + tf.sqrt(x**2 + 4)) / 2, atol=1e-9)
-    assert found.converged.numpy().all()
+    assert found.report.converged.numpy().all()
 
 
 def test_second_derivative_is_refused():
@@ -118,3 +112,83 @@ def test_second_derivative_is_refused():
         dx = inner.gradient(loss, x)
     with pytest.raises(NotImplementedError, match="first derivatives only"):
         outer.gradient(dx, x)
+
+
+def ill_conditioned(n):
+    """A quadratic R with Hessian eigenvalues from 1e-2 to 1e2, and that Hessian."""
+    basis, _ = np.linalg.qr(RNG.standard_normal((n, n)))
+    hessian = (basis * np.geomspace(1e-2, 1e2, n)) @ basis.T
+    return lambda z: tf.reduce_sum(z * tf.matmul(z, tf.cast(hessian, z.dtype)), -1) / 2, hessian
+
+
+@pytest.mark.parametrize("steps, solved", [(3, False), (200, True)])
+def test_the_report_of_the_gradient_tells_its_residual(steps, solved):
+    """Relative residuals of (I + H/lam) w = y, which the returned gradient w must have."""
+    r, hessian = ill_conditioned(12)
+    x, y, lam, seen = (
+        tf.constant(RNG.standard_normal((4, 12))),
+        RNG.standard_normal((4, 12)),
+        0.5,
+        [],
+    )
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        found = smooth_prox(
+            r, x, lam, max_iterations=steps, observer=lambda report: seen.append(report) or []
+        )
+    w = tape.gradient(found.point, x, y).numpy()
+    (report,) = seen
+    left = y - w @ (np.eye(12) + hessian / lam)
+    expected = np.linalg.norm(left, axis=1) / np.linalg.norm(y, axis=1)
+    np.testing.assert_allclose(report.residual, expected, atol=1e-11, rtol=1e-6)
+    np.testing.assert_array_equal(report.converged, [solved] * 4)
+    assert int(report.iterations) == 3 if not solved else int(report.iterations) <= 200
+
+
+def test_a_gradient_at_negative_curvature_is_unsolved():
+    """A saddle: the system (1) is not positive definite."""
+    seen = []
+    x = tf.constant([[0.0, 0.0]], tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        found = smooth_prox(
+            lambda z: -tf.reduce_sum(z**2, -1),
+            x,
+            1.0,
+            observer=lambda report: seen.append(report) or [],
+        )
+    tape.gradient(found.point, x, tf.ones_like(x))
+    np.testing.assert_array_equal(seen[0].converged, [False])
+
+
+@pytest.mark.parametrize("projection", [None, projections.project_simplex])
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)])
+def test_problems_without_rows_or_entries(shape, projection):
+    x = tf.zeros(shape)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        found = smooth_prox(lambda z: tf.reduce_sum(z**2, -1), x, 1.0, projection=projection)
+    assert found.point.shape == shape and tape.gradient(found.point, x).shape == shape
+    np.testing.assert_array_equal(found.report.residual, np.zeros(shape[:1]))
+    assert found.report.converged.numpy().all()
+
+
+@pytest.mark.parametrize("projection", [None, projections.project_l2_ball])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_stays_in_its_own_row(bad, projection):
+    x = RNG.standard_normal((3, 4))
+    x[0, 0] = bad
+
+    def solve(x):
+        x = tf.constant(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = smooth_prox(
+                lambda z: tf.reduce_sum(tf.math.softplus(z), -1), x, 0.7, projection=projection
+            )
+        return found, tape.gradient(found.point, x)
+
+    (found, dx), (alone, dx_alone) = solve(x), solve(x[1:])
+    np.testing.assert_allclose(found.point[1:], alone.point, atol=1e-8)
+    np.testing.assert_allclose(dx[1:], dx_alone, atol=1e-8)
+    np.testing.assert_array_equal(found.report.converged, [False, True, True])

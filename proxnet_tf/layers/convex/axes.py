@@ -1,0 +1,109 @@
+"""Which entries of an input make up one vector that a regulariser sees."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from proxnet_tf.layers.convex.regularizer import Regularizer
+from proxnet_tf.ops.convex.smooth import Projection
+
+
+def to_last(x: tf.Tensor, axis: int) -> tf.Tensor:
+    """`x` with `axis`, which must not be that of the batch, moved to the end."""
+    order = _order(x, axis)
+    return x if order is None else tf.transpose(x, order)
+
+
+def from_last(x: tf.Tensor, axis: int) -> tf.Tensor:
+    """The inverse of `to_last`."""
+    order = _order(x, axis)
+    return x if order is None else tf.transpose(x, [order.index(i) for i in range(len(order))])
+
+
+def _order(x: tf.Tensor, axis: int) -> list[int] | None:
+    rank = len(x.shape)
+    if not -rank < axis < rank or axis % rank == 0:
+        raise ValueError(
+            f"`axis` must name an axis of the input other than the batch's. Received: axis={axis} "
+            f"for shape {tuple(x.shape)}"
+        )
+    if axis % rank == rank - 1:
+        return None
+    return [i for i in range(rank) if i != axis % rank] + [axis % rank]
+
+
+def check_rank(x: tf.Tensor, meaning: str) -> None:
+    """Raises a `ValueError` unless `x` has three axes or more."""
+    if len(x.shape) < 3:
+        raise ValueError(
+            f"This Prox needs inputs of shape {meaning}. Received: shape {tuple(x.shape)}"
+        )
+
+
+def refuse_mask(mask: Any, over: str) -> None:
+    """Raises a `ValueError` if there is a mask."""
+    if mask is not None:
+        raise ValueError(
+            "A mask cannot be respected here: R sees the masked steps too. Received: a mask "
+            f"with over={over!r}; remove it, or hand it to R(z, context) as the context."
+        )
+
+
+def apply_closed_form(
+    form: Regularizer, x: tf.Tensor, lam: tf.Tensor, mask: tf.Tensor | None, over: str, axis: int
+) -> tf.Tensor:
+    """The map of `form` on every vector of `x` along `axis`, along time, or along the batch.
+
+    Args:
+        form: R.
+        x: (batch, ..., n).
+        lam: scalar.
+        mask: (batch, time), for over="time"; steps with False keep their value.
+        over: "example", "time" or "batch", as in `Prox`.
+        axis: of a vector, for over="example".
+    """
+    matrix = form.operator.matrix
+    if over == "example":
+        if matrix:
+            check_rank(x, "(batch, rows, columns)")
+            return form.prox(x, lam)
+        return from_last(form.prox(to_last(x, axis), lam), axis)
+    if over == "time":
+        check_rank(x, "(batch, time, features)")
+        valid = None if mask is None else tf.broadcast_to(mask[..., tf.newaxis], tf.shape(x))
+        if matrix:
+            return form.prox(x, lam, valid)
+        swapped = tf.transpose(x, [0, 2, 1])
+        valid = None if valid is None else tf.transpose(valid, [0, 2, 1])
+        return tf.transpose(form.prox(swapped, lam, valid), [0, 2, 1])
+    refuse_mask(mask, over)
+    rows = tf.reshape(x, [tf.shape(x)[0], tf.reduce_prod(tf.shape(x)[1:])])
+    z = form.prox(rows, lam) if matrix else tf.transpose(form.prox(tf.transpose(rows), lam))
+    return tf.reshape(z, tf.shape(x))
+
+
+def projection_onto(form: Regularizer, lam: tf.Tensor, seen: tf.Tensor, over: str) -> Projection:
+    """The projection of rows, each of which is an input of shape `seen` or a part of one.
+
+    Args:
+        form: of a set.
+        lam: scalar, which a projection ignores.
+        seen: the shape in which R sees the input.
+        over: along which axis of it the set lies: the last, time, or the batch.
+    """
+    if over == "example":
+        return lambda z: form.prox(z, lam)
+    order = [0, 2, 1] if over == "time" else [1, 0]
+
+    def project(z: tf.Tensor) -> tf.Tensor:
+        shape = seen if over == "time" else [seen[0], tf.reduce_prod(seen[1:])]
+        whole = form.prox(tf.transpose(tf.reshape(z, shape), order), lam)
+        return tf.reshape(tf.transpose(whole, order), tf.shape(z))
+
+    return project
+
+
+def shape_of_first(input_shape: Any) -> tuple[int | None, ...]:
+    """The shape of x from that of x, or from those of [x, context], lists or tuples."""
+    first = input_shape[0] if len(input_shape) else None
+    return tuple(first) if isinstance(first, list | tuple | tf.TensorShape) else tuple(input_shape)

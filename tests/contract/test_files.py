@@ -66,6 +66,7 @@ def test_a_model_that_holds_two(name, tmp_path):
 
     paths = [v.path for v in model.variables]
     assert len(paths) == len(set(paths)), sorted({p for p in paths if paths.count(p) > 1})
+    model.compile("sgd")  # Keras needs its optimizer here
     model.get_state_tree()
 
 

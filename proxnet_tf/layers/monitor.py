@@ -87,7 +87,8 @@ class Monitor:
             "backward_unsolved": keras.metrics.Mean,
             **dict.fromkeys(extra, keras.metrics.Mean),
         }
-        self.metrics = {name: kind(name=prefix + name) for name, kind in kinds.items()}
+        with keras.name_scope(layer.name):  # paths of their own, for two layers of one model
+            self.metrics = {name: kind(name=prefix + name) for name, kind in kinds.items()}
         # Keras tracks metrics that are attributes of a layer.
         layer._monitored = dict(self.metrics)
 

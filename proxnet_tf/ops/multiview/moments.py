@@ -124,8 +124,9 @@ def column_rounding(
 ) -> tf.Tensor:
     """Share of each column's sum of squares that the rounding of its entries explains, `[D]`.
 
-    Entries of the size of the mean are off by half a unit in the last place; four times the
-    square of a unit is taken. A constant column has the share 1 (it is nothing else).
+    Entries of the size of the mean are off by half a unit in the last place of their dtype (two
+    units are taken), and their mean by some units of float64 (64 are taken). A constant column has
+    the share 1: it is nothing else.
 
     Args:
         gram: Xc^T Xc, `[D, D]`, float64.
@@ -133,7 +134,8 @@ def column_rounding(
         mean: mean of the rows, `[D]`, float64.
         dtype: of the rows.
     """
-    noise = count * (2.0 * np.finfo(tf.as_dtype(dtype).as_numpy_dtype).eps * mean) ** 2
+    unit = np.finfo(tf.as_dtype(dtype).as_numpy_dtype).eps
+    noise = count * (max(2.0 * unit, 64.0 * np.finfo("float64").eps) * mean) ** 2
     own = tf.linalg.diag_part(gram)
     share = tf.math.divide_no_nan(noise, own)
     return tf.where(own > noise, share, tf.ones_like(share))

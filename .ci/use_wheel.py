@@ -1,7 +1,7 @@
 """Uses proxnet_tf as it is installed, without the checkout; run with `python -I`.
 
-    python -I use_wheel.py             # the installed package
-    python -I use_wheel.py FOLDER      # an unpacked wheel, before what is installed
+python -I use_wheel.py             # the installed package
+python -I use_wheel.py FOLDER      # an unpacked wheel, before what is installed
 """
 
 import importlib

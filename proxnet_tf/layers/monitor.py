@@ -88,6 +88,9 @@ class Monitor:
             **dict.fromkeys(extra, keras.metrics.Mean),
         }
         self.metrics = {name: kind(name=prefix + name) for name, kind in kinds.items()}
+        for metric in self.metrics.values():
+            for variable in metric.variables:  # or mixed precision would halve what they add up
+                variable._autocast = False
         # Keras tracks metrics that are attributes of a layer.
         layer._monitored = dict(self.metrics)
 

@@ -175,9 +175,7 @@ def test_integer_views(symbolic):
 def test_other_widths_than_built_for(kind, symbolic):
     layer = kind.layer()
     layer(kind.views(8))
-    others = [
-        keras.Input((d + 1,)) if symbolic else tf.ones((8, d + 1)) for d in kind.sizes
-    ]
+    others = [keras.Input((d + 1,)) if symbolic else tf.ones((8, d + 1)) for d in kind.sizes]
     with pytest.raises(ValueError, match=r"built for .* widths \(3, 4.*\). Received: \(4, 5"):
         layer(others)
 

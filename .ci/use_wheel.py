@@ -12,11 +12,11 @@ from pathlib import Path
 
 sys.path[:0] = sys.argv[1:]
 
-import keras
-import numpy as np
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
 
-import proxnet_tf
-from proxnet_tf.datasets import load_japanese_vowels, load_multiple_features
+import proxnet_tf  # noqa: E402
+from proxnet_tf.datasets import load_japanese_vowels, load_multiple_features  # noqa: E402
 
 root = Path(proxnet_tf.__file__).parent
 assert not (root.parent / "pyproject.toml").exists(), f"{root} is the checkout"

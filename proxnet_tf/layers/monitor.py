@@ -121,12 +121,11 @@ class Monitor:
         Args:
             training: of the layer's call.
         """
-        names = ("backward_residual", "backward_unsolved")
-        worst, share = (self.metrics.get(name) for name in names)
         # While Keras builds a model under a strategy's scope there is no replica to count for.
-        known = worst is not None and share is not None
-        if not known or not training or tf.distribute.in_cross_replica_context():
+        if not self.metrics or not training or tf.distribute.in_cross_replica_context():
             return self._look_backward
+        worst: Any = self.metrics["backward_residual"]
+        share: Any = self.metrics["backward_unsolved"]
         slots = worst.slots
         handles = [_captured(v) for v in (worst.worst, share.total, share.count)]
 

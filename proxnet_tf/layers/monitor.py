@@ -87,7 +87,8 @@ class Monitor:
             "backward_unsolved": keras.metrics.Mean,
             **dict.fromkeys(extra, keras.metrics.Mean),
         }
-        self.metrics = {name: kind(name=prefix + name) for name, kind in kinds.items()}
+        with keras.name_scope(layer.name):  # paths of their own, for two layers of one model
+            self.metrics = {name: kind(name=prefix + name) for name, kind in kinds.items()}
         # Keras tracks metrics that are attributes of a layer.
         layer._monitored = dict(self.metrics)
 
@@ -118,12 +119,11 @@ class Monitor:
         Args:
             training: of the layer's call.
         """
-        names = ("backward_residual", "backward_unsolved")
-        worst, share = (self.metrics.get(name) for name in names)
         # While Keras builds a model under a strategy's scope there is no replica to count for.
-        known = worst is not None and share is not None
-        if not known or not training or tf.distribute.in_cross_replica_context():
+        if not self.metrics or not training or tf.distribute.in_cross_replica_context():
             return self._look_backward
+        worst: Any = self.metrics["backward_residual"]
+        share: Any = self.metrics["backward_unsolved"]
         slots = worst.slots
         handles = [_captured(v) for v in (worst.worst, share.total, share.count)]
 

@@ -53,6 +53,62 @@ def same_config(one, other):
     assert configs[0] == configs[1]
 
 
+def check_round_trip(thing):
+    """Every constructor argument is in the config, which survives JSON."""
+    config = thing.get_config()
+    missing = set(constructor_arguments(type(thing))) - set(config)
+    assert not missing, f"missing from get_config(): {missing}"
+    same_config(type(thing).from_config(json.loads(json.dumps(config))), thing)
+    serialized = json.loads(json.dumps(keras.saving.serialize_keras_object(thing)))
+    same_config(keras.saving.deserialize_keras_object(serialized), thing)
+
+
+def map_inputs(function, inputs):
+    """The same structure with `function` of each array."""
+    return [function(x) for x in inputs] if isinstance(inputs, list) else function(inputs)
+
+
+def symbolic(inputs):
+    """A `keras.Input` for each array."""
+    return map_inputs(lambda x: keras.Input(x.shape[1:], dtype="float32"), inputs)
+
+
+def head(outputs, dtype=None):
+    """One number for each example, of outputs of any structure."""
+    dense = [
+        keras.layers.Dense(1, dtype=dtype)(keras.layers.Flatten(dtype=dtype)(o))
+        for o in tf.nest.flatten(outputs)
+    ]
+    return dense[0] if len(dense) == 1 else keras.layers.Add(dtype=dtype)(dense)
+
+
+def randomize(layer, seed=1):
+    """Random trainable weights: initializers like zeros would hide permuted ones."""
+    rng = np.random.default_rng(seed)
+    for weight in layer.trainable_variables:
+        weight.assign(0.6 * rng.normal(size=weight.shape))
+    return layer
+
+
+def length(inputs):
+    """The number of examples."""
+    return len(inputs[0] if isinstance(inputs, list) else inputs)
+
+
+@contextlib.contextmanager
+def policy(dtype):
+    """The default policy of what is made inside."""
+    usual = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(usual)
+
+
+# For the files of tests that name their layers themselves; the registry's need neither.
+
+
 def check_config(thing):
     """Every constructor argument is in the config, which survives JSON."""
     config = thing.get_config()

@@ -400,7 +400,7 @@ CONFIGURED = {
         seed=3,
         monitor="r",
     ),
-    "ProxDropout": lambda: ProxDropout(monitor="r"),
+    "ProxDropout, monitored": lambda: ProxDropout(monitor="r"),
     "ProxLSTM, every argument": lambda: ProxLSTM(
         UNITS,
         **_GATES,

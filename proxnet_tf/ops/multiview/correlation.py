@@ -225,7 +225,7 @@ class CCA(Correlation):
             values=values,
             basis=basis,
             inverse=inverse,
-            rotation=self.unpaired(tf.eye(self.width, dtype=values.dtype)),
+            rotation=self.paired(tf.eye(self.width, dtype=values.dtype)),
             selected=_selected(values, self.num_components),
         )
 

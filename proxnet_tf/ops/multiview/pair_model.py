@@ -24,7 +24,12 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops.multiview.correlation import CCA, Differences, divided_differences
-from proxnet_tf.ops.multiview.problem import Point, Problem, stiff_inverse
+from proxnet_tf.ops.multiview.problem import (
+    Point,
+    Problem,
+    positive_inverse,
+    stiff_inverse,
+)
 
 # The ridge is small where what it adds to N is below this share of c^(-1/2).
 SMALL_RIDGE = 1e-3
@@ -118,7 +123,7 @@ def decompose(correlation: CCA, ingredients: Ingredients, wide: bool) -> Decompo
     """The decompositions, outside XLA; `wide` asks for O and N in float32."""
     wu = tf.cast(ingredients.wu, tf.float32) if wide else ingredients.wu
     left, triangle = (tf.cast(x, ingredients.wu.dtype) for x in tf.linalg.qr(wu))
-    middle = tf.linalg.inv(ingredients.middle)
+    middle = positive_inverse(ingredients.middle)
     return Decomposed(left, triangle, ingredients.bare_inverse, middle)
 
 

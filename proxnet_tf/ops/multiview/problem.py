@@ -251,6 +251,15 @@ def stiff_inverse(problem: Problem) -> tf.Tensor:
     return eye - stiffness / (1.0 + stiffness) * problem.unused
 
 
+def positive_inverse(x: tf.Tensor) -> tf.Tensor:
+    """The inverse of a symmetric positive definite matrix, or of a batch; NaN where it is not.
+
+    `tf.linalg.inv` ends the program where a matrix is singular up to rounding.
+    """
+    eye = tf.eye(x.shape[-1], batch_shape=x.shape[:-2], dtype=x.dtype)
+    return tf.linalg.cholesky_solve(tf.linalg.cholesky(x), eye)
+
+
 def _stiffness(problem):
     return OUTSIDE * (1.0 + problem.c * problem.t)
 

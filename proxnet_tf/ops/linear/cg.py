@@ -127,12 +127,16 @@ def conjugate_gradient(
             alpha = tf.where(leaving, edge, alpha)
             moving |= leaving
             active &= ~leaving
+        r = old["r"] - alpha * ap
+        rr, z, rz_new = preconditioned(r)
+        moving &= tf.math.is_finite(rr) & tf.math.is_finite(alpha * alpha)
+        active &= moving
         alpha = tf.where(moving, alpha, nothing)
         new["x"] = tf.where(moving, old["x"] + alpha * p, old["x"])
-        new["r"] = tf.where(moving, old["r"] - alpha * ap, old["r"])
+        new["r"] = tf.where(moving, r, old["r"])
         if along is not None:
             new["image"] = tf.where(moving, old["image"] + alpha * along, old["image"])
-        new["rr"], z, new["rz"] = preconditioned(new["r"])
+        new["rr"], new["rz"] = tf.where(moving, rr, old["rr"]), tf.where(moving, rz_new, rz)
         active &= new["rr"] > target
         beta = tf.math.divide_no_nan(new["rz"], rz)
         new["p"] = tf.where(active, z + beta * p, p)
@@ -154,7 +158,7 @@ def conjugate_gradient(
     return CGResult(
         solution=x,
         residual=tf.sqrt(tf.math.divide_no_nan(rr, rr0)),
-        converged=rr <= target,
+        converged=(rr <= target) & tf.math.is_finite(target),
         negative_curvature=state["negative"],
         iterations=iterations,
         reduction=(inner(rhs, x) + inner(x, r)) / 2,  # A x = b - r

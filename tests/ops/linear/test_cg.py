@@ -108,15 +108,16 @@ def test_radius_in_the_norm_of_the_preconditioner(radius):
     )
     x, exact = found.solution.numpy()[0], np.linalg.solve(a, b[0])
     norm = np.sqrt(np.sum(m * x**2))
-    np.testing.assert_allclose(found.norm[0, 0], norm, rtol=1e-9)
+    np.testing.assert_allclose(found.norm[0, 0], norm, rtol=1e-7)
     np.testing.assert_allclose(found.reduction[0, 0], b[0] @ x - x @ a @ x / 2, rtol=1e-9)
     if np.sqrt(np.sum(m * exact**2)) <= radius:
         np.testing.assert_allclose(x, exact, atol=1e-9)
     else:
-        np.testing.assert_allclose(norm, radius, rtol=1e-9)
+        np.testing.assert_allclose([norm, found.norm[0, 0]], radius, rtol=1e-7)
         cauchy = b[0] / m * radius / np.sqrt(np.sum(b[0] ** 2 / m))
         step = min(1.0, (b[0] @ cauchy) / (cauchy @ a @ cauchy))
-        assert found.reduction[0, 0] >= step * b[0] @ cauchy - step**2 * cauchy @ a @ cauchy / 2
+        best = step * b[0] @ cauchy - step**2 * cauchy @ a @ cauchy / 2
+        assert found.reduction[0, 0] >= best * (1 - 1e-7)
 
 
 def test_preconditioner_saves_iterations():
@@ -127,7 +128,7 @@ def test_preconditioner_saves_iterations():
         times(a), b, preconditioner=lambda r: r / np.diag(a), tolerance=1e-8, max_iterations=500
     )
     assert better.converged.numpy().all()
-    assert better.iterations < plain.iterations / 4
+    assert int(better.iterations) < int(plain.iterations) / 4
     np.testing.assert_allclose(better.solution[0], np.linalg.solve(a, b[0]), atol=1e-7)
 
 

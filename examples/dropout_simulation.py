@@ -53,7 +53,7 @@ def proximal_discriminant(points, sign, lam, c):
         b = tf.matmul(q * (1 - q), data**2) / len(points)
         return tf.reduce_sum(b * z**2, axis=-1)
 
-    layer = Prox(regularizer, lam=lam, dtype="float64")
+    layer = Prox(regularizer, lam=lam, dtype="float64", monitor=True)
     mapped = tf.function(layer)(data).numpy()
 
     def objective(alpha):
@@ -63,7 +63,7 @@ def proximal_discriminant(points, sign, lam, c):
 
     start = np.zeros(points.shape[1])
     alpha = minimize(objective, start, jac=True, method="BFGS", tol=1e-12).x
-    return mapped @ alpha, layer.status["unconverged"]
+    return mapped @ alpha, layer.status["unsolved"]
 
 
 def draw(panels, path):

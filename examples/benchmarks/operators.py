@@ -161,7 +161,6 @@ def generic_table(rng, shape=(256, 64)):
                 lam=lam,
                 monitor=True,
                 dtype=dtype,
-                monitor=True,
             )
             fast, slow = tf.function(closed), tf.function(generic)
             errors = [np.abs(f(x).numpy() - exact).max() for f in (fast, slow)]

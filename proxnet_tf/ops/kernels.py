@@ -79,13 +79,13 @@ def gram(kernel: Any, left: Functionals, right: Functionals) -> tf.Tensor:
     return block
 
 
-def _pairs(a, b):
+def _pairs(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Both points of every pair, (p, q, d), so that one backward pass serves all pairs."""
     shape = [tf.shape(a)[0], tf.shape(b)[0], tf.shape(a)[1]]
     return tf.broadcast_to(a[:, tf.newaxis], shape), tf.broadcast_to(b[tf.newaxis], shape)
 
 
-def _left_derivatives(kernel, a, b):
+def _left_derivatives(kernel: Any, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """dk(a_i, b_j)/da_i as a matrix (p d, q)."""
     left, right = _pairs(a, b)
     with tf.GradientTape() as tape:
@@ -95,7 +95,7 @@ def _left_derivatives(kernel, a, b):
     return tf.reshape(tf.transpose(slope, [0, 2, 1]), [-1, tf.shape(b)[0]])
 
 
-def _mixed_derivatives(kernel, a, b):
+def _mixed_derivatives(kernel: Any, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """d^2 k(a_i, b_j)/da_i db_j as a matrix (p d, q d)."""
     left, right = _pairs(a, b)
     size = a.shape[1]

@@ -26,6 +26,7 @@ from proxnet_tf.ops.multiview.moments import (
 from proxnet_tf.ops.multiview.newton import (
     Settings,
     Solution,
+    compiled,
     shrinkage,
     solve,
     solve_hessian,
@@ -208,8 +209,7 @@ def multiview_prox(
         in_range = tf.math.is_finite(lam) & (lam > 0.0) & (epsilon >= 0.0)
         ok = moments.finite & in_range
         with on_solver_device():
-            reduction = reduce_gram(
-                correlation,
+            reduction = compiled(reduce_gram, correlation, None)(
                 moments.gram,
                 moments.count,
                 moments.rounding,

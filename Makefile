@@ -1,13 +1,18 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-# Tests and the demo never need a GPU, and TensorFlow's start-up notices are noise.
+# Tests and the demo never need a GPU, and TensorFlow's and pip's notices are noise.
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+export PIP_ROOT_USER_ACTION ?= ignore
 
-.PHONY: demo test test-slow test-oldest lint types format clean
+.PHONY: demo benchmark test test-slow test-oldest wheel lint types format clean
 
 demo: $(VENV)/.installed
-	$(BIN)/python examples/multiview_digits.py
+	$(BIN)/python examples/paper/quietly.py examples/paper/multiview_digits.py
+
+benchmark: $(VENV)/.installed
+	$(BIN)/python examples/benchmarks/all.py
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -n auto --dist worksteal
@@ -18,10 +23,17 @@ test-slow: $(VENV)/.installed
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS="-c constraints-oldest.txt"
 
+# Builds the wheel, installs it without the checkout into an environment of its own, and uses it.
+wheel:
+	rm -rf build
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/python -m pip wheel -qq --no-deps --wheel-dir build/wheel .
+	build/wheel/venv/bin/python -m pip install -qq build/wheel/*.whl
+	cd build/wheel && venv/bin/python -I ../../.ci/use_wheel.py
+
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/flake8 .
 
 types: $(VENV)/.installed
 	$(BIN)/mypy
@@ -30,10 +42,10 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(VENV)/.installed: pyproject.toml $(wildcard constraints-oldest.txt)
+$(VENV)/.installed: pyproject.toml setup.cfg $(wildcard constraints-oldest.txt)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "proxnet_tf needs Python >= 3.10")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]' $(CONSTRAINTS)
+	$(BIN)/python -m pip install -qq --editable '.[dev]' $(CONSTRAINTS)
 	touch $@
 
 clean:

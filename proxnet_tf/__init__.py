@@ -1,24 +1,29 @@
 """Proximal mapping as weight-free Keras layers (Li, Ma, Zhang, 2020)."""
 
+import importlib
+from types import ModuleType as _ModuleType
+
 from proxnet_tf.callbacks import LambdaSchedule, linear_lambda
 from proxnet_tf.layers.convex.activations import prox_of_activation
 from proxnet_tf.layers.convex.dropout import ProxDropout
 from proxnet_tf.layers.convex.prox import Prox
 from proxnet_tf.layers.convex.regularizer import Regularizer
 from proxnet_tf.layers.kernels import Invariance, ProxKernelFeatures
+from proxnet_tf.layers.multiview.penalty import CCARegularizer, GCCARegularizer
 from proxnet_tf.layers.multiview.prox import ProxCCA, ProxGCCA
 from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
-from proxnet_tf.layers.recurrent.lstm import ProxLSTM, ProxLSTMCell
-from proxnet_tf.losses import (
-    CCALoss,
-    CCARegularizer,
-    GCCALoss,
-    GCCARegularizer,
-    cca_loss,
-    gcca_loss,
-)
+from proxnet_tf.layers.recurrent.lstm import ProxLSTM
+from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell
+from proxnet_tf.losses import CCALoss, GCCALoss, cca_loss, gcca_loss
 from proxnet_tf.metrics import CanonicalCorrelation
-from proxnet_tf.models import DCCA, DCCAE, AdversarialModel, LinearCCA, MultiviewClassifier
+from proxnet_tf.models import (
+    DCCA,
+    DCCAE,
+    AdversarialModel,
+    LinearCCA,
+    MultiviewClassifier,
+    multiview_model,
+)
 
 __version__ = "0.1.0"
 
@@ -47,5 +52,18 @@ __all__ = [
     "cca_loss",
     "gcca_loss",
     "linear_lambda",
+    "multiview_model",
     "prox_of_activation",
 ]
+
+_LAZY = ("datasets", "tuning")  # loaded when they are first named; tuning needs KerasTuner
+
+
+def __getattr__(name: str) -> _ModuleType:
+    if name in _LAZY:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

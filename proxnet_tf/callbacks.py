@@ -20,7 +20,10 @@ def linear_lambda(alpha0: float, k: float) -> Callable[[int], float]:
         ValueError: an argument outside its range.
 
     Example:
-        LambdaSchedule(linear_lambda(0.1, 0.5))
+
+    >>> schedule = linear_lambda(0.1, 0.5)
+    >>> schedule(0), schedule(2)
+    (0.1, 0.2)
 
     Reference: Li, Ma, Zhang (2020), section 5.1.
     """
@@ -28,12 +31,14 @@ def linear_lambda(alpha0: float, k: float) -> Callable[[int], float]:
     return functools.partial(_linear, alpha0, check_number("k", k, at_least=0.0))
 
 
-def _linear(alpha0, k, epoch):
+def _linear(alpha0: float, k: float, epoch: int) -> float:
     return (1.0 + k * epoch) * alpha0
 
 
 class LambdaSchedule(keras.callbacks.Callback):
     """Sets `lam` of every proximal layer of the model at the start of each epoch.
+
+    A layer's weight `lam` can also be set by hand, `layer.lam = 0.1`.
 
     It drives all layers and cells of the model, nested models included, that have a variable
     `lam`, and writes the value to the epoch's logs as `lam`. It holds no variable: a deep copy
@@ -50,7 +55,14 @@ class LambdaSchedule(keras.callbacks.Callback):
             number > 0; a model without a layer that has `lam`.
 
     Example:
-        model.fit(data, epochs=50, callbacks=[LambdaSchedule(linear_lambda(0.1, 0.5))])
+
+    >>> layer = ProxCCA(lam=0.1, split=(2, 2))
+    >>> model = keras.Sequential([keras.layers.Dense(4), layer, keras.layers.Dense(1)])
+    >>> model.compile("adam", "mse")
+    >>> x, y = keras.random.normal((8, 3)), keras.random.normal((8, 1))
+    >>> schedule = LambdaSchedule(linear_lambda(0.5, 1.0))
+    >>> model.fit(x, y, epochs=2, callbacks=[schedule], verbose=0).history["lam"]
+    [0.5, 1.0]
 
     Reference: Li, Ma, Zhang (2020), section 5.1: lam grows so that the layer fades out and can be
     left away at test time.

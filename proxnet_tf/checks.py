@@ -3,8 +3,10 @@
 import math
 import numbers
 from collections.abc import Sequence
+from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 
@@ -73,7 +75,7 @@ def check_bool(name: str, value: object) -> bool:
 
 
 def check_device(value: object) -> str | None:
-    """Returns a `solver_device` (None or a device name such as "CPU:0"), or raises a `ValueError`.
+    """Returns a `device` (None or a device name such as "CPU:0"), or raises a `ValueError`.
 
     Args:
         value: what came.
@@ -86,8 +88,8 @@ def check_device(value: object) -> str | None:
         device = None
     if device is None or device.device_type is None:
         raise ValueError(
-            '`solver_device` must be None or the name of a device such as "CPU:0" or '
-            f'"/GPU:1". Received: solver_device={value!r}'
+            '`device` must be None or the name of a device such as "CPU:0" or '
+            f'"/GPU:1". Received: device={value!r}'
         )
     return str(value)
 
@@ -101,18 +103,87 @@ def at_least_float32(dtype: str | tf.DType) -> tf.DType:
     return tf.float32 if dtype.size < 4 else dtype
 
 
-def add_lam(layer: keras.layers.Layer, lam: float) -> keras.Variable:
-    """Adds the scalar non-trainable weight `lam` (at least float32, never autocast) to `layer`.
+class LamWeight(keras.Variable):
+    """The scalar weight `lam` of a layer: non-trainable, at least float32, never autocast.
 
-    It is read at every call, so that `LambdaSchedule` (or `layer.lam.assign`) drives it between
-    batches, and it is saved with the weights.
+    `assign` refuses a value that is not in (0, inf). The path is the path of the layer, as for
+    weights made in `build`, although the weight exists from the layer's constructor on.
+
+    Args:
+        layer: the layer; the weight has to become its attribute `lam`.
+        lam: the first value, in (0, inf).
     """
-    return layer.add_weight(
-        name="lam",
-        shape=(),
-        # keras.initializers.Constant would round lam to float32 first
-        initializer=lambda shape, dtype: tf.constant(lam, dtype),
-        trainable=False,
-        dtype=at_least_float32(layer.variable_dtype).name,
-        autocast=False,
-    )
+
+    def __init__(self, layer: keras.layers.Layer, lam: float):
+        self._layer = layer
+        dtype = at_least_float32(layer.variable_dtype)
+        _check_lam(lam, dtype)
+        super().__init__(
+            # keras.initializers.Constant would round lam to float32 first
+            initializer=lambda shape, dtype: tf.constant(lam, dtype),
+            shape=(),
+            dtype=dtype.name,
+            trainable=False,
+            autocast=False,
+            name="lam",
+        )
+
+    @property
+    def path(self) -> str:
+        """The path of the layer, then `/lam`."""
+        return f"{self._layer.path or self._layer.name}/lam"
+
+    def assign(self, value: Any) -> Any:
+        """Assigns a value in (0, inf).
+
+        Raises:
+            ValueError: another value. A value that is known only when a graph runs cannot raise:
+                the layer then returns NaN, see `lam_of`.
+        """
+        known = value
+        if not isinstance(value, numbers.Real | np.ndarray):
+            known = tf.get_static_value(tf.convert_to_tensor(value))
+        if known is not None and np.ndim(known) == 0:
+            _check_lam(known, tf.as_dtype(self.dtype))
+        return super().assign(value)
+
+
+def _check_lam(value: Any, dtype: tf.DType) -> None:
+    """A `ValueError` unless the value, rounded to `dtype`, is in (0, inf)."""
+    with np.errstate(over="ignore", under="ignore"):
+        check_number("lam", np.asarray(value).astype(dtype.as_numpy_dtype)[()], above=0.0)
+
+
+def add_lam(layer: keras.layers.Layer, lam: float) -> LamWeight:
+    """The weight `lam` for `layer`, a `HasLam`, which makes it an attribute of that name.
+
+    It is read at every call by `lam_of`, so that `LambdaSchedule` (or `layer.lam = 0.1`) drives it
+    between batches, and it is saved with the weights.
+    """
+    return LamWeight(layer, lam)
+
+
+class HasLam:
+    """A base of the layers that have a weight `lam`: `layer.lam = 0.1` assigns a value to it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        lam = getattr(self, "lam", None) if name == "lam" else None
+        if isinstance(lam, keras.Variable):
+            lam.assign(value)
+        else:
+            super().__setattr__(name, value)
+
+
+def lam_of(layer: Any, dtype: str | tf.DType) -> tf.Tensor:
+    """The value of `layer.lam` in `dtype`; NaN where it is not in (0, inf).
+
+    A wrong value that a graph has assigned thus shows in the outputs. `nan_without` makes sure of
+    it where an operation may drop NaN.
+    """
+    lam = tf.cast(layer.lam, dtype)
+    return tf.where((lam > 0) & tf.math.is_finite(lam), lam, tf.cast(math.nan, lam.dtype))
+
+
+def nan_without(lam: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """`outputs`, or NaN in their place where `lam` is NaN (see `lam_of`)."""
+    return tf.where(tf.math.is_nan(lam), tf.cast(math.nan, outputs.dtype), outputs)

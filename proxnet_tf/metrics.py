@@ -1,13 +1,15 @@
 """Canonical correlation over a whole epoch."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import check_integer, check_number
-from proxnet_tf.layers.multiview import border as views
-from proxnet_tf.ops.multiview.correlation import Correlation
+from proxnet_tf.checks import at_least_float32
+from proxnet_tf.layers.multiview.border import Border, Views
+from proxnet_tf.ops.multiview.correlation import CCA
+from proxnet_tf.ops.multiview.moments import column_rounding
 from proxnet_tf.ops.multiview.prox import correlations
 
 
@@ -15,23 +17,30 @@ from proxnet_tf.ops.multiview.prox import correlations
 class CanonicalCorrelation(keras.metrics.Metric):
     """Sum of the top canonical correlations of all rows seen since the last reset.
 
-        result = sum_{i<=k} sigma_i,  sigma_i the singular values of T (see `CCALoss`)
+        result = sum_{i<=k} sigma_i,  sigma_i the singular values of T (see `cca_loss`)
 
     It accumulates count, mean and co-moments in float64, so that the result is that of the whole
-    epoch and not a mean over batches. For d1 = d2 = 1 and epsilon = 0 it is |Pearson's r|.
+    epoch and not a mean over batches; under a `tf.distribute` strategy it is that of the rows of
+    all replicas. For d1 = d2 = 1 and epsilon = 0 it is |Pearson's r|.
 
     Args:
         num_components: k, 1 <= k <= min(d1, d2); None (the default) is min(d1, d2).
-        epsilon: ridge on each view's covariance, >= 0; 0 by default. Rank-deficient views are
-            compared in their row spaces.
+        epsilon: ridge >= 0 on each view's covariance; 0 by default. Rank-deficient views are
+            compared in their row spaces: each column is scaled to variance one first, and
+            directions with at most 1e-10 of that, or with no more than the rounding of the columns
+            in their own dtype explains, take no part.
         split: (d1, d2); halves by default.
         name: name of the metric.
+        nan_is_missing: whether a NaN marks its row as missing; such rows take no part. False by
+            default.
+        **kwargs: of `keras.metrics.Metric`: `dtype` of the result.
 
     Call arguments (`update_state`):
         y_true: ignored (Keras passes the target).
-        y_pred: two views side by side, `(batch, d1 + d2)` or `(batch, time, d1 + d2)`, or a list
-            of two views. A Keras mask of one tensor is respected.
-        sample_weight: how often each row counts, `(batch,)` or `(batch, time)`; >= 0.
+        y_pred: two views side by side, `(batch, d1 + d2)` or `(batch, time, d1 + d2)`, or two
+            views as for `ProxCCA`. Keras masks are respected.
+        sample_weight: how often each row counts, `(batch,)` or `(batch, time)`; >= 0. A negative
+            weight or NaN makes the result NaN.
 
     `correlations()` gives the k values in descending order. Fewer than two rows give 0.
 
@@ -39,96 +48,112 @@ class CanonicalCorrelation(keras.metrics.Metric):
         ValueError: as `ProxCCA`.
 
     Example:
-        model.compile("adam", loss=CCALoss(10), metrics=[CanonicalCorrelation(10)])
+
+    >>> metric = CanonicalCorrelation()
+    >>> for seed in range(3):
+    ...     x = keras.random.normal((20, 2), seed=seed)
+    ...     metric.update_state(None, [x, 1 - 2 * x])
+    >>> print(f"{float(metric.result()):.4f}")
+    2.0000
     """
 
     def __init__(
         self,
         num_components: int | None = None,
         epsilon: float = 0.0,
-        split: tuple[int, int] | None = None,
+        split: Sequence[int] | None = None,
         name: str = "canonical_correlation",
+        *,
+        nan_is_missing: bool = False,
         **kwargs: Any,
     ):
         super().__init__(name=name, **kwargs)
-        if num_components is not None:
-            num_components = check_integer("num_components", num_components)
-        self.num_components = num_components
-        self.epsilon = check_number("epsilon", epsilon, at_least=0.0)
-        self.split = views.check_split(split)
-        self._correlation: Correlation | None = None
+        self.border = Border(
+            type(self).__name__,
+            CCA,
+            num_components,
+            epsilon=epsilon,
+            split=split,
+            nan_is_missing=nan_is_missing,
+        )
 
-    def _build(self, sizes):
-        k = views.cca_components(self.num_components, sizes)
-        self._correlation = Correlation(sizes, k, self.epsilon)
-        width = sum(sizes)
+    def _build(self, width: int) -> None:
+        # Over replicas Keras adds the states up: a slot for each makes the sum a concatenation.
+        slots = tf.distribute.get_strategy().num_replicas_in_sync
         options = dict(initializer="zeros", dtype="float64")
-        self.count = self.add_variable(shape=(), name="count", **options)
-        self.mean = self.add_variable(shape=(width,), name="mean", **options)
-        self.comoment = self.add_variable(shape=(width, width), name="comoment", **options)
+        self.count = self.add_variable(shape=(slots,), name="count", **options)
+        self.mean = self.add_variable(shape=(slots, width), name="mean", **options)
+        self.comoment = self.add_variable(shape=(slots, width, width), name="comoment", **options)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds the rows of a batch."""
-        name = type(self).__name__
-        mask = getattr(y_pred, "_keras_mask", None)
-        y_pred = views.standardize(y_pred)
-        views.check_dtypes(y_pred, name)
-        shape = views.shape_of(y_pred)
-        sizes = views.view_sizes(shape, self.split, max_views=2, name=name)
-        if self._correlation is None:
-            self._build(sizes)
-        elif sizes != self._correlation.sizes:
-            raise ValueError(
-                f"{name} holds views of the widths {self._correlation.sizes}; "
-                f"`reset_state` does not change that. Received: {sizes}"
-            )
-        valid = views.valid_rows(y_pred, mask, nan_is_missing=False)
-        rows = views.join(y_pred, tf.float64)
-        first = y_pred[0] if views.is_list(y_pred) else y_pred
-        weight = _row_weights(sample_weight, tf.shape(first)[:-1], len(first.shape) - 1)
-        if valid is not None:
-            weight = tf.where(valid, weight, tf.zeros_like(weight))
-        rows = tf.where(weight > 0, rows, tf.zeros_like(rows))
-        # Chan, Golub, LeVeque (1983): moments of two samples together.
+        views = self.border.enter(y_pred, dtype="float64")
+        if self.border.fixed is None:
+            self.border.fixed = views.correlation
+            dtypes = [at_least_float32(x.dtype) for x in views.parts]
+            self._dtype_of_rows = min(dtypes, key=lambda dtype: dtype.size)
+            self._build(views.correlation.width)
+        weight = _weights_of_rows(views, sample_weight)
+        rows = tf.where(weight > 0, views.rows, tf.zeros_like(views.rows))
         count = tf.reduce_sum(weight)
         mean = tf.math.divide_no_nan(tf.reduce_sum(weight * rows, 0), count)
         centred = tf.where(weight > 0, rows - mean, tf.zeros_like(rows))
-        old, total = tf.convert_to_tensor(self.count), self.count + count
-        gap = mean - self.mean
-        share = tf.math.divide_no_nan(count, total)
-        comoment = tf.matmul(centred, weight * centred, transpose_a=True)
-        self.comoment.assign_add(comoment + old * share * gap[:, None] * gap)
-        self.mean.assign_add(share * gap)
-        self.count.assign(total)
+        batch = count, mean, tf.matmul(centred, weight * centred, transpose_a=True)
+
+        replica = tf.distribute.get_replica_context()
+        slots = self.count.shape[0]
+        index = replica.replica_id_in_sync_group if replica and slots > 1 else 0
+        states = self.count, self.mean, self.comoment
+        before = [tf.convert_to_tensor(state) for state in states]
+        moments = _together(tuple(x[index] for x in before), batch)
+        for state, old, new in zip(states, before, moments, strict=True):
+            mine = tf.reshape(tf.range(slots) == index, [-1] + [1] * (len(old.shape) - 1))
+            state.assign(tf.where(mine, new, old))
 
     def correlations(self) -> tf.Tensor:
         """The k canonical correlations so far, `[k]`, descending, float64."""
-        if self._correlation is None:
-            return tf.zeros([self.num_components or 0], tf.float64)
-        return correlations(
-            self._correlation,
-            tf.convert_to_tensor(self.comoment),
-            tf.convert_to_tensor(self.count),
-        )
+        if self.border.fixed is None:
+            return tf.zeros([self.border.num_components or 0], tf.float64)
+        states = self.count, self.mean, self.comoment
+        slots = [tf.unstack(tf.convert_to_tensor(state)) for state in states]
+        first, *others = zip(*slots, strict=True)
+        for other in others:
+            first = _together(first, other)
+        count, mean, comoment = first
+        rounding = column_rounding(comoment, count, mean, self._dtype_of_rows)
+        border = self.border
+        return correlations(border.fixed, border.epsilon, comoment, count, rounding)
 
     def result(self) -> tf.Tensor:
         """Their sum, a scalar."""
         return tf.cast(tf.reduce_sum(self.correlations()), self.dtype)
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "num_components": self.num_components,
-            "epsilon": self.epsilon,
-            "split": self.split,
-        }
+        config = self.border.get_config()
+        del config["synchronized"]  # all replicas always count
+        return {**super().get_config(), **config}
 
 
-def _row_weights(sample_weight, lead, rank):
-    """Weights of the rows, `[n, 1]`, for leading dimensions `lead` (batch, or batch and time)."""
+_Moments = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+
+
+def _together(first: _Moments, second: _Moments) -> _Moments:
+    """Count, mean and co-moment of two samples together: Chan, Golub, LeVeque (1983)."""
+    (n, mean, comoment), (m, other_mean, other_comoment) = first, second
+    total, gap = n + m, other_mean - mean
+    share = tf.math.divide_no_nan(m, total)
+    comoment += other_comoment + n * share * gap[:, None] * gap
+    return total, mean + share * gap, comoment
+
+
+def _weights_of_rows(views: Views, sample_weight: Any) -> tf.Tensor:
+    """How often each row counts, `[n, 1]`; NaN where a weight is not a number >= 0."""
+    rank = len(views.parts[0].shape) - 1
     weight = tf.cast(1.0 if sample_weight is None else sample_weight, tf.float64)
     if len(weight.shape) == rank + 1:  # (batch, 1) for rows (batch,)
         weight = tf.squeeze(weight, -1)
     while 0 < len(weight.shape) < rank:
         weight = weight[..., None]
-    return tf.reshape(tf.broadcast_to(weight, lead), [-1, 1])
+    weight = tf.reshape(tf.broadcast_to(weight, views.lead), [-1, 1])
+    weight = tf.where(weight >= 0, weight, tf.cast(float("nan"), weight.dtype))
+    return weight if views.valid is None else tf.where(views.valid, weight, tf.zeros_like(weight))

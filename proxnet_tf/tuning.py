@@ -12,7 +12,7 @@ import keras
 from proxnet_tf.callbacks import LambdaSchedule, linear_lambda
 from proxnet_tf.checks import check_choice, check_integer
 from proxnet_tf.layers.recurrent.lstm import ProxLSTM
-from proxnet_tf.models.multiview import DCCA, DCCAE, MultiviewClassifier
+from proxnet_tf.models import DCCA, METHODS, multiview_model
 
 try:
     import keras_tuner
@@ -24,8 +24,6 @@ except ImportError as error:
     ) from error
 
 __all__ = ["MultiviewHyperModel", "ProxLSTMHyperModel"]
-
-METHODS = ("vanilla", "rrm", "prox", "dcca", "dccae")
 
 
 class _ProxHyperModel(keras_tuner.HyperModel):
@@ -278,13 +276,9 @@ class MultiviewHyperModel(_ProxHyperModel):
                 "HyperModel, and to fix it register it first, hp.Fixed(name, value)."
             )
         tuned |= self.model_arguments
-        model: keras.Model
-        if self.method in ("dcca", "dccae"):
-            two_stages: Any = DCCA if self.method == "dcca" else DCCAE
-            model = two_stages(encoders, predictors=predictors, **tuned)
-        else:
-            tuned.setdefault("monitor", self.method == "prox")
-            model = MultiviewClassifier(encoders, predictors, method=self.method, **tuned)
+        if self.method == "prox":
+            tuned.setdefault("monitor", True)
+        model = multiview_model(self.method, encoders, predictors, **tuned)
         model.build([(None, *shape) for shape in self.view_shapes])
         return self._compiled(hp, model)
 

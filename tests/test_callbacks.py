@@ -8,6 +8,7 @@ import pytest
 from proxnet_tf import LambdaSchedule, ProxCCA, linear_lambda
 from proxnet_tf.callbacks import lam_variables
 from proxnet_tf.checks import add_lam
+from proxnet_tf.solvers import Newton
 from tests.helpers.data import shared_views
 
 X = shared_views(16, (4, 4)).astype("float32")
@@ -53,7 +54,7 @@ def test_bad_linear_lambda(arguments, message):
 
 
 def test_sets_lam_before_the_batches_and_logs_it():
-    layer, seen = ProxCCA(lam=7.0, jit_solver=False), []
+    layer, seen = ProxCCA(lam=7.0, solver=Newton(jit_compile=False)), []
     watch = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: seen.append(float(layer.lam))
     )

@@ -54,7 +54,20 @@ def test_replicas_give_what_one_device_gives(mirrored, kind, case):
     assert mirrored["exactness"][f"{kind} {case}"] < 1e-9
 
 
-@pytest.mark.parametrize("model", ["views_model", "sequence_model"])
+@pytest.mark.parametrize("case", ["25", "31", "50", "apart"])
+@pytest.mark.parametrize("kind", ["cca loss", "gcca loss", "cca penalty", "gcca penalty"])
+def test_losses_over_replicas_are_those_of_one_device(mirrored, kind, case):
+    assert mirrored["losses"][f"{kind} {case}"] < 1e-10
+
+
+@pytest.mark.parametrize("split", ["32", "20", "64"])
+def test_correlation_of_an_epoch_over_replicas_is_that_of_one_device(mirrored, split):
+    found = mirrored["epoch"]
+    assert found["one device"] > 1.0
+    assert abs(found[split] - found["one device"]) < 1e-10
+
+
+@pytest.mark.parametrize("model", ["views_model", "sequence_model", "correlated_model"])
 def test_fit_under_a_strategy_equals_one_device(mirrored, model):
     fit = mirrored["fit"][model]
     assert fit["weights"] < 1e-5

@@ -1,12 +1,11 @@
 """No GPU is needed: every operation of the layers' forward and backward has a kernel for one."""
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
-from proxnet_tf import Prox, ProxCCA, ProxDropout, ProxGCCA, ProxLSTM
-from tests.helpers.data import shared_views
+from tests.helpers.layer_checks import length, map_inputs
+from tests.helpers.registry import LAYERS
 
 # Control flow, and what the runtime replaces or runs on the host by design (shapes, constants).
 BUILT_IN = {"NoOp", "Placeholder", "Const"}
@@ -50,36 +49,27 @@ def test_the_check_sees_an_operation_without_a_kernel():
     assert {m[0] for m in without_kernel(words.get_concrete_function(tf.ones(3)).graph)}
 
 
-CASES = {
-    "ProxCCA": (lambda: ProxCCA(3, lam=0.5, split=(3, 4), jit_solver=False, monitor=True), (20, 7)),
-    "ProxCCA, moving": (lambda: ProxCCA(inference="moving", jit_solver=False), (20, 6)),
-    "ProxGCCA": (lambda: ProxGCCA(4, split=(3, 4, 2), jit_solver=False), (20, 9)),
-    "ProxGCCA, missing": (lambda: ProxGCCA(4, jit_solver=False, nan_is_missing=True), (20, 6)),
-    "ProxLSTM": (lambda: ProxLSTM(4, delta=0.5), (5, 6, 3)),
-    "Prox": (lambda: Prox("l1"), (20, 6)),
-    "simplex": (lambda: Prox("simplex"), (20, 6)),
-    "ProxDropout": (lambda: ProxDropout(), (20, 6)),
-}
-
-
 @pytest.mark.skipif(
     not gpu_dtypes("MatMul")
     or "GPU" not in {k.device_type for k in kernels.get_registered_kernels_for_op("MatMul").kernel},
     reason="this TensorFlow is built without GPU kernels",
 )
-@pytest.mark.parametrize("case", CASES)
-def test_every_operation_has_a_gpu_kernel(case):
-    make, shape = CASES[case]
-    layer = make()
-    layer.build(shape)
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_operation_has_a_gpu_kernel(name):
+    case = LAYERS[name]
+    layer = case.make()
+    layer(case.inputs)
 
     @tf.function
-    def step(x, rows):
+    def step(inputs, rows):
+        inputs = map_inputs(lambda x: x[:rows], inputs)
         with tf.GradientTape() as tape:
-            tape.watch(x)
-            value = tf.reduce_sum(layer(x[:rows], training=True) ** 2)
-        return tape.gradient(value, [x, *layer.trainable_weights])
+            tape.watch(inputs)
+            outputs = tf.nest.flatten(layer(inputs, training=True))
+            value = tf.add_n([tf.reduce_sum(o**2) for o in outputs] + layer.losses)
+        weights = [v.value for v in layer.trainable_weights]
+        return tape.gradient(value, [tf.nest.flatten(inputs), weights])
 
-    x = tf.constant(shared_views(shape[0] * int(np.prod(shape[1:-1])), (shape[-1],)), tf.float32)
-    graph = step.get_concrete_function(tf.reshape(x, shape), tf.constant(shape[0])).graph
+    inputs = map_inputs(tf.constant, case.inputs)
+    graph = step.get_concrete_function(inputs, tf.constant(length(case.inputs))).graph
     assert without_kernel(graph) == set()

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from proxnet_tf import LambdaSchedule, ProxCCA, linear_lambda
+from proxnet_tf.solvers import Newton
 from tests.helpers.data import shared_views
 
 X = shared_views(48, (3, 3), seed=1).astype("float32")
@@ -14,7 +15,9 @@ TARGET = X[:, :1] - X[:, 3:4]
 
 def make_model():
     keras.utils.set_random_seed(0)
-    layer = ProxCCA(lam=7.0, inference="moving", momentum=0.5, monitor=True, jit_solver=False)
+    layer = ProxCCA(
+        lam=7.0, inference="moving", momentum=0.5, monitor=True, solver=Newton(jit_compile=False)
+    )
     model = keras.Sequential(
         [keras.Input((6,)), keras.layers.Dense(6), layer, keras.layers.Dense(1)]
     )

@@ -37,6 +37,54 @@ def test_version_has_one_source():
     assert proxnet_tf.__version__ not in (ROOT / "setup.cfg").read_text()
 
 
+def test_modules_are_attributes():
+    """Of the package alone, in a process that has imported nothing else of it."""
+    names = [p.stem for p in PACKAGE.iterdir() if p.is_dir() or p.suffix == ".py"]
+    names = sorted(n for n in names if not n.startswith("_"))
+    assert {"callbacks", "datasets", "layers", "losses", "metrics", "models", "tuning"} < set(names)
+    code = f"""
+import sys
+import proxnet_tf as p
+print([n for n in sys.modules if n in ("proxnet_tf.datasets", "proxnet_tf.tuning", "keras_tuner")])
+names = {names}
+print([getattr(p, n).__name__ for n in names] == ["proxnet_tf." + n for n in names])
+print(set(names) <= set(dir(p)))
+print(p.layers.ProxCCA is p.ProxCCA, p.losses.CCALoss is p.CCALoss,
+      p.metrics.CanonicalCorrelation is p.CanonicalCorrelation, p.models.DCCA is p.DCCA,
+      p.callbacks.LambdaSchedule is p.LambdaSchedule)
+print(p.datasets.load_multiple_features.__name__, p.tuning.MultiviewHyperModel.__name__)
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    lines = found.stdout.strip().splitlines()
+    assert lines[:3] == ["[]", "True", "True"]
+    assert lines[3] == "True True True True True"
+    assert lines[4] == "load_multiple_features MultiviewHyperModel"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'ProxNet'"):
+        proxnet_tf.ProxNet  # noqa: B018
+    assert not hasattr(proxnet_tf, "__wrapped__")
+
+
+@pytest.mark.slow
+def test_import_takes_at_most_a_tenth_of_a_second():
+    """Beyond TensorFlow and Keras, in the time of the processor."""
+    code = (
+        "import time, tensorflow, keras; start = time.process_time(); import proxnet_tf; "
+        "print(time.process_time() - start)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    times = [
+        float(subprocess.check_output([sys.executable, "-c", code], env=environment, text=True))
+        for _ in range(3)
+    ]
+    assert min(times) < 0.1
+
+
 def test_import_is_light():
     heavy = ["tensorflow_probability", "keras_tuner", "matplotlib", "scipy", "sklearn", "tf_keras"]
     # Only what the package adds to TensorFlow and Keras counts.
@@ -64,42 +112,83 @@ def imported(path, top_level_only=False):
     return names
 
 
-def floor(name):
-    """1: ops, 2: layers and the like, 3: models and what builds on them."""
-    part = name.split(".")[1] if "." in name else ""
-    return {"ops": 1, "layers": 2, "losses": 2, "metrics": 2, "callbacks": 2}.get(part, 3)
+def is_module(name):
+    return (ROOT / name.replace(".", "/")).is_dir() or name in map(module_name, MODULES)
 
 
 def module_name(path):
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+def home(name):
+    """The floor (1: ops; 2: layers and the like; 3: models and what builds on them) and the wing.
+
+    The wing is None for what a floor shares. Losses, metrics and solvers are of the multiview wing.
+    """
+    parts = name.split(".")[1:]
+    first = parts[0] if parts else ""
+    if first in ("ops", "layers"):
+        inner = parts[1] if len(parts) > 1 and is_module(".".join(name.split(".")[:3])) else None
+        shared = inner in (None, "linear", "monitor")
+        return (1 if first == "ops" else 2), (None if shared else inner)
+    if first in ("checks", "callbacks"):
+        return 2, None
+    if first in ("losses", "metrics", "solvers"):
+        return 2, "multiview"
+    return 3, None
 
 
 ALLOWED = {
     1: {"tensorflow", "tensorflow_probability", "numpy"},
     2: {"tensorflow", "tensorflow_probability", "numpy", "keras"},
+    3: {"tensorflow", "numpy", "keras", "keras_tuner", "tensorboard", "sklearn"},
 }
+
+
+def test_home():
+    """The rules below judge by it."""
+    assert home("proxnet_tf.ops.multiview.prox.multiview_prox") == (1, "multiview")
+    assert home("proxnet_tf.ops.linear.cg") == (1, None)
+    assert home("proxnet_tf.ops.kernels") == (1, "kernels")
+    assert home("proxnet_tf.layers.monitor.Monitor") == (2, None)
+    assert home("proxnet_tf.layers.recurrent.lstm") == (2, "recurrent")
+    assert home("proxnet_tf.losses.CCALoss") == (2, "multiview")
+    assert home("proxnet_tf.checks.lam_of") == (2, None)
+    assert home("proxnet_tf.models.base") == home("proxnet_tf.tuning") == (3, None)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_go_down_or_sideways(path):
+    """Down a floor, or on the same floor within a wing or to what the floor shares."""
     name = module_name(path)
-    if path == PACKAGE / "__init__.py":
-        return
-    own = floor(name)
+    floor, wing = home(name)
+    shows = path.name == "__init__.py"  # it lists what is public
     for other in imported(path):
         root = other.split(".")[0]
         if root == "proxnet_tf":
-            assert floor(other) <= own, f"{name} imports {other} from a floor above"
-            if own < 3:
-                assert other.split(".")[1] != "datasets", f"{name} imports {other}"
+            other_floor, other_wing = home(other)
+            assert other_floor <= floor, f"{name} imports {other} from a floor above"
+            if other_floor == floor and other_wing is not None and not shows:
+                assert other_wing == wing, f"{name} imports {other} from another wing"
+            assert other.split(".")[1] != "datasets" or name.startswith("proxnet_tf.datasets")
             if name.startswith("proxnet_tf.datasets"):
                 assert other.startswith("proxnet_tf.datasets"), f"{name} imports {other}"
-        elif own in ALLOWED:
-            allowed = ALLOWED[own] | set(sys.stdlib_module_names)
+            assert other.split(".")[1] != "tuning", f"{name} imports {other}"
+        elif not name.startswith("proxnet_tf.datasets"):
+            allowed = ALLOWED[floor] | set(sys.stdlib_module_names)
             assert root in allowed, f"{name} imports {other}"
         if root == "keras_tuner":
             assert name == "proxnet_tf.tuning"
         assert not other.startswith(("keras.src", "tensorflow.python")), f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_length_of_files(path):
+    """A file over about 400 lines wants splitting, one of 20 a neighbour."""
+    lines = len(path.read_text().splitlines())
+    assert lines <= 430
+    assert lines >= 20 or path.name == "__init__.py"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))

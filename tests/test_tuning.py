@@ -14,6 +14,7 @@ from keras.layers import Dense
 
 import proxnet_tf.tuning
 from proxnet_tf import LambdaSchedule, linear_lambda
+from proxnet_tf.solvers import Newton
 from proxnet_tf.tuning import METHODS, MultiviewHyperModel, ProxLSTMHyperModel
 from tests.helpers.data import shared_views
 from tests.helpers.layer_checks import constructor_arguments
@@ -51,7 +52,7 @@ class Small(MultiviewHyperModel):
     def build(self, hp):
         model = super().build(hp)
         if self.method == "prox":
-            model.prox.jit_solver = False
+            model.prox.solver = Newton(jit_compile=False)
         return model
 
 

@@ -20,6 +20,7 @@ import tensorflow as tf
 from prox_cca import EPSILON, median_time, resident, step_of, views
 
 from proxnet_tf import ProxCCA
+from proxnet_tf.solvers import Newton
 
 ROWS = (100, 1_000, 10_000, 50_000, 200_000)
 WIDTHS = (10, 40, 100, 200, 512)
@@ -36,7 +37,7 @@ def replicated(count, lam, tolerance):
     names = [f"CPU:{i}" for i in range(count)]
     strategy = tf.distribute.MirroredStrategy(names)
     with strategy.scope():
-        layer = ProxCCA(lam=lam, epsilon=EPSILON, tolerance=tolerance, synchronized=True)
+        layer = ProxCCA(lam=lam, epsilon=EPSILON, solver=Newton(tolerance), synchronized=True)
     step = step_of(layer)
 
     def parts(x, g):
@@ -57,7 +58,7 @@ def step_and_data(case):
         logical = [tf.config.LogicalDeviceConfiguration()] * case["replicas"]
         tf.config.set_logical_device_configuration(device, logical)
     x, g = data(case["n"], case["width"], case["signal"])
-    options = dict(lam=case["lam"], epsilon=EPSILON, tolerance=case["tolerance"])
+    options = dict(lam=case["lam"], epsilon=EPSILON, solver=Newton(case["tolerance"]))
     if case["replicas"] > 1:
         step = replicated(case["replicas"], case["lam"], case["tolerance"])
     else:
@@ -87,7 +88,7 @@ def measure(case):
     def products(x, square):
         return tf.matmul(x, x, transpose_a=True), tf.matmul(x, square)
 
-    options = dict(lam=case["lam"], epsilon=EPSILON, tolerance=case["tolerance"])
+    options = dict(lam=case["lam"], epsilon=EPSILON, solver=Newton(case["tolerance"]))
     layer = ProxCCA(monitor=True, **options)
     layer(x, training=True)
     logs = {m.name: float(m.result()) for m in layer.metrics}

@@ -1,7 +1,9 @@
-"""What the readers of published files share: errors that name the source, archives, arrays."""
+"""What the readers of published files share: archives, text, arrays, and errors that name them."""
 
 import contextlib
+import lzma
 import pickle
+import re
 import stat
 import tarfile
 import tempfile
@@ -13,7 +15,25 @@ from typing import Any
 
 import numpy as np
 
-_BROKEN = (EOFError, OSError, ValueError, tarfile.TarError, zipfile.BadZipFile, zlib.error)
+# RuntimeError: an encrypted member, or one of an unknown compression.
+_BROKEN = (
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+_UNREADABLE = (
+    *_BROKEN,
+    AttributeError,
+    ImportError,
+    LookupError,
+    TypeError,
+    pickle.UnpicklingError,
+)
 
 
 def bad_data(path: Any, problem: str, source: str) -> ValueError:
@@ -32,13 +52,16 @@ def required(path: Any, source: str) -> Path:
 def unpack(archive: Any, folder: Any) -> None:
     """Unpacks a zip or tar archive into `folder`.
 
+    Backslashes in the names of a zip's members, which some Windows programs write, separate
+    folders.
+
     Args:
         archive: path of a `.zip`, `.tar` or compressed `.tar` file.
         folder: where to; created if needed.
 
     Raises:
-        ValueError: not such an archive, a truncated one, or one with a member that is a link or
-            would be written outside of `folder` (nothing is unpacked then).
+        ValueError: not such an archive, a truncated or encrypted one, or one with a member that is
+            a link or would be written outside of `folder` (nothing is unpacked then).
 
     Example:
         unpack("UCI HAR Dataset.zip", "data")
@@ -48,10 +71,11 @@ def unpack(archive: Any, folder: Any) -> None:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
                 for member in opened.infolist():
+                    member.filename = member.filename.replace("\\", "/")
                     inside = (folder / member.filename).resolve().is_relative_to(folder)
                     if not inside or stat.S_ISLNK(member.external_attr >> 16):
                         raise ValueError(f"its member {member.filename!r} leaves the folder")
-                opened.extractall(folder)
+                opened.extractall(folder, opened.infolist())
         elif tarfile.is_tarfile(archive):
             with tarfile.open(archive) as opened_tar:
                 members = opened_tar.getmembers()
@@ -64,11 +88,26 @@ def unpack(archive: Any, folder: Any) -> None:
         raise ValueError(f"{archive} cannot be unpacked: {error}.") from error
 
 
+def visible(folder: Path, pattern: str) -> list[Path]:
+    """What matches `pattern` in `folder`, sorted, without hidden files and folders.
+
+    Besides its files a Mac stores `._NAME` next to NAME on foreign disks, and `__MACOSX/._NAME` in
+    archives; both match the patterns that NAME matches.
+    """
+
+    def hidden(path: Path) -> bool:
+        parts = path.relative_to(folder).parts
+        return any(part.startswith(".") or part == "__MACOSX" for part in parts)
+
+    return sorted(path for path in folder.glob(pattern) if not hidden(path))
+
+
 @contextlib.contextmanager
 def folder_of(path: Any, marker: str, source: str) -> Iterator[Path]:
     """The folder with `marker` in it: `path`, a folder or archive, or up to three levels below.
 
     An archive (and a zip in a zip) is unpacked to a temporary folder for as long as the context.
+    What macOS adds to archives and to foreign disks is not looked at (see `visible`).
     """
     path = required(path, source)
     with contextlib.ExitStack() as stack:
@@ -83,7 +122,7 @@ def folder_of(path: Any, marker: str, source: str) -> Iterator[Path]:
         else:
             place = path
         for depth in range(4):
-            for found in sorted(place.glob("*/" * depth + marker)):
+            for found in visible(place, "*/" * depth + marker):
                 for _ in Path(marker).parts:
                     found = found.parent
                 yield found
@@ -91,8 +130,51 @@ def folder_of(path: Any, marker: str, source: str) -> Iterator[Path]:
         raise bad_data(path, f"{marker!r} is missing in it.", source)
 
 
+def read_text(path: Any, source: str) -> str:
+    """What a UTF-8 text file holds, without a byte-order mark."""
+    path = required(path, source)
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise bad_data(path, f"it is not UTF-8 text ({error}).", source) from error
+
+
+def read_lines(path: Any, source: str) -> list[str]:
+    r"""The lines of a UTF-8 text file, which end in `\n`, `\r\n` or `\r`."""
+    lines = re.split("\r\n|\n|\r", read_text(path, source))
+    return lines if lines[-1] else lines[:-1]
+
+
+def parse_numbers(words: Iterable[str]) -> np.ndarray:
+    """The numbers that `words` spell, float32.
+
+    Raises a `ValueError` that says "something that is not a number" or "a value that is not
+    finite", to be put after "line 3 has".
+    """
+    words = list(words)
+    try:
+        values = np.array([float(word) for word in words])
+    except ValueError:
+        values = None
+    if values is None or any("_" in word for word in words):  # 1_000 is a number for Python only
+        raise ValueError("something that is not a number")
+    return as_float32(values)
+
+
+def as_float32(values: np.ndarray) -> np.ndarray:
+    """`values` in float32; a `ValueError` if one is not finite there: 1e39 becomes infinite."""
+    with np.errstate(over="ignore"):
+        single = np.asarray(values).astype(np.float32)
+    if not np.isfinite(single).all():
+        raise ValueError("a value that is not finite (in float32)")
+    return single
+
+
 def read_pickle(path: Any, allow_pickle: bool, source: str) -> Any:
-    """What a pickle holds. Loading one can run any code: only with `allow_pickle=True`."""
+    """What a pickle holds. Loading one can run any code: only with `allow_pickle=True`.
+
+    Byte strings of Python 2 become strings, one character a byte, as NumPy's arrays need it.
+    """
     path = required(path, source)
     if allow_pickle is not True:
         raise ValueError(
@@ -101,8 +183,8 @@ def read_pickle(path: Any, allow_pickle: bool, source: str) -> Any:
         )
     try:
         with path.open("rb") as stream:
-            return pickle.load(stream)
-    except (*_BROKEN, pickle.UnpicklingError, AttributeError, ImportError, IndexError) as error:
+            return pickle.load(stream, encoding="latin1")
+    except _UNREADABLE as error:
         raise bad_data(path, f"it is not a whole pickle: {error}.", source) from error
 
 
@@ -113,27 +195,39 @@ def read_npz(
     names = list(names)
     path = required(path, source)
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=allow_pickle) as stored:
-            missing = sorted({*names} - {*stored.files})
-            if missing:
-                raise KeyError(f"it has no {', '.join(missing)}, only {', '.join(stored.files)}")
-            return {name: stored[name] for name in names}
+        with path.open("rb") as stream:
+            stored = np.load(stream, allow_pickle=allow_pickle, encoding="latin1")
+            if not isinstance(stored, np.lib.npyio.NpzFile):
+                raise ValueError("it holds one object, not an archive of arrays")
+            with stored:
+                missing = sorted({*names} - {*stored.files})
+                if missing:
+                    has = ", ".join(stored.files)
+                    raise KeyError(f"it has no {', '.join(missing)}, only {has}")
+                return {name: stored[name] for name in names}
     except KeyError as error:
         raise bad_data(path, f"{error.args[0]}.", source) from error
-    except (*_BROKEN, AttributeError, pickle.UnpicklingError) as error:
+    except _UNREADABLE as error:
         raise bad_data(path, f"it cannot be read as arrays: {error}.", source) from error
 
 
 def read_table(path: Any, columns: int | None, source: str) -> np.ndarray:
-    """The numbers of a text file, float64 (rows, columns); all finite."""
-    path = required(path, source)
-    try:
-        table = np.loadtxt(path, ndmin=2)
-    except ValueError as error:
-        raise bad_data(path, f"it is not a table of numbers: {error}.", source) from error
-    if not table.size or (columns is not None and table.shape[1] != columns):
-        wanted = f"rows of {columns} numbers" if columns else "rows of numbers"
-        raise bad_data(path, f"{wanted} are expected, not {table.shape}.", source)
-    if not np.isfinite(table).all():
-        raise bad_data(path, "it has values that are not finite.", source)
-    return table
+    """The numbers of a text file, float32 (rows, columns); all finite."""
+    rows: list[np.ndarray] = []
+    for number, line in enumerate(read_lines(path, source), 1):
+        try:
+            row = parse_numbers(line.split())
+        except ValueError as error:
+            problem = f"it is not a table of numbers: line {number} has {error}."
+            raise bad_data(path, problem, source) from None
+        if len(row):
+            rows.append(row)
+            if columns is not None and len(row) != columns:
+                problem = f"rows of {columns} numbers are expected; line {number} has {len(row)}."
+                raise bad_data(path, problem, source)
+            if len(row) != len(rows[0]):
+                problem = f"it is not a table of numbers: line {number} has {len(row)}, "
+                raise bad_data(path, f"{problem}the first {len(rows[0])}.", source)
+    if not rows:
+        raise bad_data(path, "it has no numbers.", source)
+    return np.stack(rows)

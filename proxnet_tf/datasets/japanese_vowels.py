@@ -49,7 +49,7 @@ def load_japanese_vowels() -> tuple[Sequences, Sequences]:
         arrays = {name: stored[name] for name in stored.files}
     steps = max(arrays["train_lengths"].max(), arrays["test_lengths"].max())
 
-    def pad(part):
+    def pad(part: str) -> Sequences:
         lengths = arrays[f"{part}_lengths"].astype(np.int64)
         mask = np.arange(steps)[None] < lengths[:, None]
         flat = arrays[f"{part}_values"]

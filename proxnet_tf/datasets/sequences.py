@@ -1,11 +1,25 @@
 """Readers of published sequence sets: UCI HAR, Spoken Arabic Digits, UEA pairs, IMDB."""
 
+from collections.abc import Sequence as ListOf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from proxnet_tf.datasets.files import bad_data, folder_of, read_npz, read_table, required
+from proxnet_tf.datasets.files import (
+    bad_data,
+    folder_of,
+    parse_numbers,
+    read_lines,
+    read_npz,
+    read_table,
+    required,
+    visible,
+)
 from proxnet_tf.datasets.japanese_vowels import Sequences
+
+# Series (time, features) of different lengths, and their labels.
+Part = tuple[list[np.ndarray], np.ndarray]
 
 HAR = "https://archive.ics.uci.edu/dataset/240 (Human Activity Recognition Using Smartphones)"
 ARABIC = "https://archive.ics.uci.edu/dataset/195 (Spoken Arabic Digit)"
@@ -51,7 +65,7 @@ def load_uci_har(path: Any) -> tuple[Sequences, Sequences]:
     return train, test
 
 
-def _har_part(folder, part):
+def _har_part(folder: Path, part: str) -> Sequences:
     labels = read_table(folder / f"y_{part}.txt", 1, HAR)[:, 0]
     if not np.isin(labels, np.arange(1, 7)).all():
         raise bad_data(folder / f"y_{part}.txt", "labels must be 1 to 6.", HAR)
@@ -62,7 +76,7 @@ def _har_part(folder, part):
         if len(channels[-1]) != len(labels):
             problem = f"{len(channels[-1])} lines, but {len(labels)} labels in y_{part}.txt."
             raise bad_data(file, problem, HAR)
-    values = np.stack(channels, -1).astype(np.float32)
+    values = np.stack(channels, -1)
     mask = np.ones(values.shape[:2], bool)
     return Sequences(values, mask, labels.astype(np.int32) - 1)
 
@@ -96,9 +110,9 @@ def load_spoken_arabic_digits(path: Any) -> tuple[Sequences, Sequences]:
     return train, test
 
 
-def _arabic_part(file):
-    series: list[list[list[float]]] = [[]]
-    for number, line in enumerate(required(file, ARABIC).read_text().splitlines(), 1):
+def _arabic_part(file: Path) -> Part:
+    series: list[list[np.ndarray]] = [[]]
+    for number, line in enumerate(read_lines(file, ARABIC), 1):
         words = line.split()
         if words:
             series[-1].append(_numbers(words, file, number, ARABIC))
@@ -112,21 +126,17 @@ def _arabic_part(file):
     if rest or not count:
         problem = f"{len(series)} utterances are not equally many of 10 digits: it is incomplete."
         raise bad_data(file, problem, ARABIC)
-    return [np.array(one, np.float32) for one in series], np.repeat(np.arange(10), count)
+    return [np.stack(one) for one in series], np.repeat(np.arange(10), count)
 
 
-def _numbers(words, file, number, source):
+def _numbers(words: list[str], file: Path, number: int, source: str) -> np.ndarray:
     try:
-        values = [float(word) for word in words]
-    except ValueError:
-        values = [np.nan]
-    if not np.isfinite(values).all():
-        problem = f"line {number} has something else than finite numbers."
-        raise bad_data(file, problem, source)
-    return values
+        return parse_numbers(words)
+    except ValueError as error:
+        raise bad_data(file, f"line {number} has {error}.", source) from None
 
 
-def _padded(*parts):
+def _padded(*parts: Part) -> list[Sequences]:
     """`Sequences` of (list of (time, features), labels), all padded to the longest of all."""
     steps = max(len(one) for series, _ in parts for one in series)
     padded = []
@@ -163,13 +173,13 @@ def load_uea(path: Any, name: str | None = None) -> tuple[Sequences, Sequences]:
     arXiv 1811.00075.
     """
     with folder_of(path, f"{name or '*'}_TRAIN.ts", UEA) as root:
-        files = sorted(root.glob(f"{name or '*'}_TRAIN.ts"))
+        files = visible(root, f"{name or '*'}_TRAIN.ts")
         if len(files) > 1:
             names = ", ".join(file.name.removesuffix("_TRAIN.ts") for file in files)
             raise ValueError(f"{root} has several pairs: choose `name` out of {names}.")
         stem = files[0].name.removesuffix("_TRAIN.ts")
-        parts = [_read_ts(root / f"{stem}_{part}.ts") for part in ("TRAIN", "TEST")]
-    (*train_part, train_classes), (*test_part, test_classes) = parts
+        train_part, train_classes = _read_ts(root / f"{stem}_TRAIN.ts")
+        test_part, test_classes = _read_ts(root / f"{stem}_TEST.ts")
     if train_classes != test_classes or train_part[0][0].shape[1] != test_part[0][0].shape[1]:
         problem = "the headers of the two files differ in classes or dimensions."
         raise bad_data(root / stem, problem, UEA)
@@ -177,44 +187,52 @@ def load_uea(path: Any, name: str | None = None) -> tuple[Sequences, Sequences]:
     return train, test
 
 
-def _read_ts(file):
-    """(list of (time, dimensions) arrays, labels, class names) of a `.ts` file."""
-    lines = enumerate(required(file, UEA).read_text(encoding="utf-8").splitlines(), 1)
-    header = {}
+def _read_ts(file: Path) -> tuple[Part, list[str]]:
+    """The series and labels of a `.ts` file, and the names of its classes."""
+    lines = enumerate(map(str.strip, read_lines(file, UEA)), 1)
+    header: dict[str, list[str]] = {}
     for _, line in lines:
         if line.startswith("@"):
-            key, *values = line[1:].split()
+            key, *values = line[1:].split() or [""]
             header[key.lower()] = values
             if key.lower() == "data":
                 break
     else:
         raise bad_data(file, "it has no @data.", UEA)
     for key in ("timestamps", "missing"):
-        if header.get(key, ["false"])[:1] != ["false"]:
+        if _flag(header, key, file):
             raise bad_data(file, f"series with @{key} cannot be read.", UEA)
     classes = header.get("classlabel", [])[1:]
-    if not classes:
+    if not classes or not _flag(header, "classlabel", file):
         raise bad_data(file, "it has no @classLabel true with the classes.", UEA)
     dimensions, length = (_header_count(header, k, file) for k in ("dimensions", "serieslength"))
     series, labels = [], []
     for number, line in lines:
-        if not line.strip() or line.startswith("#"):
+        if not line or line.startswith("#"):
             continue
-        *channels, label = line.strip().split(":")
+        *channels, label = line.split(":")
         rows = [_numbers(channel.split(","), file, number, UEA) for channel in channels]
         dimensions = dimensions or len(rows)
         if label.strip() not in classes or len(rows) != dimensions or len(set(map(len, rows))) > 1:
             problem = f"line {number} is not {dimensions} dimensions of one length and a label."
             raise bad_data(file, problem, UEA)
-        series.append(np.array(rows, np.float32).T)
+        series.append(np.stack(rows, 1))
         labels.append(classes.index(label.strip()))
-    equal = header.get("equallength", ["false"])[0] == "true"
+    equal = _flag(header, "equallength", file)
     if not series or (equal and length and {len(one) for one in series} != {length}):
         raise bad_data(file, "it has no series, or not of the length of its header.", UEA)
-    return series, labels, classes
+    return (series, np.array(labels)), classes
 
 
-def _header_count(header, key, file):
+def _flag(header: dict[str, list[str]], key: str, file: Path) -> bool:
+    """Whether the header says "true", in any case, after the key; without the key it does not."""
+    words = [word.lower() for word in header.get(key, ["false"])[:1]]
+    if words not in (["true"], ["false"]):
+        raise bad_data(file, f"@{key} must be true or false, not {header[key]}.", UEA)
+    return words == ["true"]
+
+
+def _header_count(header: dict[str, list[str]], key: str, file: Path) -> int | None:
     if key not in header:
         return None
     try:
@@ -277,13 +295,7 @@ def load_imdb(
             )
         names = [f"{kind}_{part}" for part in parts for kind in "xy"]
         arrays = read_npz(path, names, IMDB, allow_pickle=True)
-        try:  # ranks from 1 become ids from 2
-            reviews = {
-                part: [np.asarray(one, np.int64) + 1 for one in arrays[f"x_{part}"]]
-                for part in parts
-            }
-        except (TypeError, ValueError) as error:
-            raise bad_data(path, "x_train and x_test must hold lists of ids.", IMDB) from error
+        reviews = {part: _from_ranks(arrays[f"x_{part}"], path) for part in parts}
     found = []
     for part in parts:
         labels = arrays[f"y_{part}"]
@@ -297,7 +309,18 @@ def load_imdb(
 _RAGGED = (("x", "_ids"), ("x", "_lengths"), ("y", ""))
 
 
-def _is_ragged(path):
+def _from_ranks(reviews: np.ndarray, path: Any) -> list[np.ndarray]:
+    """Ids from 2, of ranks from 1."""
+    try:
+        ranks = [np.asarray(one) for one in reviews]
+    except (TypeError, ValueError):
+        ranks = []
+    if not ranks or any(one.ndim != 1 or one.dtype.kind not in "iu" for one in ranks if one.size):
+        raise bad_data(path, "x_train and x_test must hold lists of ids.", IMDB)
+    return [one.astype(np.int64) + 1 for one in ranks]
+
+
+def _is_ragged(path: Any) -> bool:
     try:
         read_npz(path, ["x_train_ids"], IMDB)
     except ValueError as error:
@@ -307,16 +330,19 @@ def _is_ragged(path):
     return True
 
 
-def _split_ids(arrays, part, path):
+def _split_ids(arrays: dict[str, np.ndarray], part: str, path: Any) -> list[np.ndarray]:
     ids, lengths = arrays[f"x_{part}_ids"], arrays[f"x_{part}_lengths"]
     integers = all(np.issubdtype(a.dtype, np.integer) and a.ndim == 1 for a in (ids, lengths))
-    if not integers or len(lengths) == 0 or lengths.min() < 1 or lengths.sum() != len(ids):
+    inside = integers and len(lengths) and 1 <= lengths.min() and lengths.max() <= len(ids)
+    if not inside or lengths.sum() != len(ids):
         problem = f"x_{part}_lengths must be positive and add up to the size of x_{part}_ids."
         raise bad_data(path, problem, IMDB)
     return np.split(ids, np.cumsum(lengths.astype(np.int64))[:-1])
 
 
-def _ids(reviews, labels, num_words, max_length, path):
+def _ids(
+    reviews: ListOf[np.ndarray], labels: np.ndarray, num_words: int, max_length: int, path: Any
+) -> Sequences:
     mask = np.arange(max_length) < np.array([len(one) for one in reviews])[:, None]
     values = np.zeros(mask.shape, np.int32)
     kept = np.concatenate([one[-max_length:] for one in reviews])

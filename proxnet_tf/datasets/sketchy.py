@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.datasets.files import bad_data, folder_of, read_pickle
+from proxnet_tf.datasets.files import as_float32, bad_data, folder_of, read_pickle, visible
 
 SOURCE = "https://sketchy.eye.gatech.edu"
 
@@ -122,25 +122,26 @@ def load_sketchy(
     return Pairs(images[0], images[1], labels)
 
 
-def _class_folders(folder):
+def _class_folders(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise bad_data(folder, "there is no such folder.", SOURCE)
-    folders = {entry.name: entry for entry in folder.iterdir() if entry.is_dir()}
+    folders = {entry.name: entry for entry in visible(folder, "*") if entry.is_dir()}
     plain = "tx_000000000000"  # the other ones are shifted and scaled
     return _class_folders(folders[plain]) if plain in folders else folders
 
 
-def _pairs_of(photos, sketches):
+def _pairs_of(photos: Path, sketches: Path) -> list[tuple[Path, list[Path]]]:
     """(photo, its sketches) for the photos of a class that have any, in the order of names."""
     drawn: dict[str, list[Path]] = {}
-    for file in sorted(sketches.glob("*.png")):
+    for file in visible(sketches, "*.[pP][nN][gG]"):
         match = re.fullmatch(r"(.+)-\d+", file.stem)
         if match:
             drawn.setdefault(match[1], []).append(file)
-    return [(file, drawn[file.stem]) for file in sorted(photos.glob("*.jpg")) if file.stem in drawn]
+    files = visible(photos, "*.[jJ][pP][gG]")
+    return [(file, drawn[file.stem]) for file in files if file.stem in drawn]
 
 
-def _image(file, size):
+def _image(file: Path, size: int) -> np.ndarray:
     try:
         image = tf.io.decode_image(file.read_bytes(), channels=3, expand_animations=False)
     except tf.errors.InvalidArgumentError as error:
@@ -152,7 +153,7 @@ def _image(file, size):
 def load_sketchy_pickle(
     path: Any, num_classes: int | None = None, *, allow_pickle: bool = False
 ) -> tuple[Pairs, Pairs]:
-    """Loads the pickle published with the paper, (train, test).
+    """Loads the pickle published with the paper, (train, test), of Python 2 or 3.
 
     It holds a dict of dicts, {"v1": {"train": .., "test": ..}, "v2": .., "label": ..}, with the
     images of both views as arrays `(n, height, width, channels)` or `(n, channels, height, width)`
@@ -186,14 +187,15 @@ def load_sketchy_pickle(
     pairs = {}
     for part in ("train", "test"):
         labels = parts["label", part]
-        if labels.size != len(labels) or not np.issubdtype(labels.dtype, np.integer):
+        column = labels.shape in ((labels.size,), (labels.size, 1))
+        if not column or not np.issubdtype(labels.dtype, np.integer):
             problem = f"integer labels (n,) are expected in {part}, not {labels.dtype} "
             raise bad_data(path, f"{problem}{labels.shape}.", SOURCE)
         images = [_channels_last(parts[view, part], path) for view in ("v1", "v2")]
         if {len(x) for x in images} != {labels.size} or not labels.size:
             problem = f"rows of v1, v2 and label in {part}: {[len(x) for x in (*images, labels)]}."
             raise bad_data(path, problem, SOURCE)
-        pairs[part] = Pairs(images[0], images[1], labels.reshape(-1).astype(np.int32))
+        pairs[part] = Pairs(images[0], images[1], labels.reshape(-1))
     train, test = pairs["train"], pairs["test"]
     if train.photos.shape[1:] != test.photos.shape[1:] or (
         train.sketches.shape[1:] != test.sketches.shape[1:]
@@ -206,15 +208,17 @@ def load_sketchy_pickle(
         problem = f"it has {len(classes)} classes; num_classes={num_classes} cannot be taken."
         raise bad_data(path, problem, SOURCE)
     wanted = classes[:num_classes]
-    first, second = (_rescaled(part, train, wanted) for part in (train, test))
+    try:
+        first, second = (_rescaled(part, train, wanted) for part in (train, test))
+    except ValueError as error:
+        raise bad_data(path, f"an image has {error} once it is scaled.", SOURCE) from None
     return first, second
 
 
-def _channels_last(images, path):
+def _channels_last(images: np.ndarray, path: Any) -> np.ndarray:
     if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3):
         images = np.moveaxis(images, 1, -1)
-    number = np.issubdtype(images.dtype, np.number)
-    if images.ndim != 4 or images.shape[3] not in (1, 3) or not number:
+    if images.ndim != 4 or images.shape[3] not in (1, 3) or images.dtype.kind not in "iuf":
         problem = "images (n, height, width, 1 or 3) are expected, not "
         raise bad_data(path, f"{problem}{images.dtype} {images.shape}.", SOURCE)
     if not np.isfinite(images).all():
@@ -222,14 +226,16 @@ def _channels_last(images, path):
     return images
 
 
-def _rescaled(part, train, labels):
+def _rescaled(part: Pairs, train: Pairs, labels: np.ndarray) -> Pairs:
     """The pairs of the `labels`, renumbered from 0."""
     rows = np.isin(part.labels, labels)
     views = []
     for images, reference in zip(part[:2], train[:2], strict=True):
         if np.issubdtype(images.dtype, np.floating):
             low, high = float(reference.min()), float(reference.max())
-            images = (255.0 * (images - low) / max(high - low, 1e-12)).astype(np.float32)
+            with np.errstate(over="ignore", invalid="ignore"):
+                share = (images.astype(np.float64) - low) / max(high - low, 1e-12)
+            images = as_float32(255.0 * share)
         views.append(images[rows])
     renumbered: np.ndarray = np.searchsorted(labels, part.labels[rows]).astype(np.int32)
     return Pairs(views[0], views[1], renumbered)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proxnet_tf.datasets.files import bad_data, required
+from proxnet_tf.datasets.files import as_float32, bad_data, required
 
 SOURCE = "https://home.ttic.edu/~klivescu/XRMB_data/full/README (XRMB, Wisconsin X-ray Micro-Beam)"
 _LAYOUT = {"MFCCS": (None, 39), "ARTICS": (None, 16), "LABELS": (None, 1), "LENGTHS": (1, None)}
@@ -100,16 +100,18 @@ def load_articulatory_speech(path: str | Path) -> Utterances:
     if labels.min() < 0 or labels.max() >= NUM_PHONES:
         problem = f"LABELS must be 0 to {NUM_PHONES - 1}, not {labels.min()} to {labels.max()}."
         raise bad_data(path, problem, SOURCE)
-    lengths = lengths.astype("int64")
-    if lengths.min() < 1 or lengths.sum() != frames:
+    inside = 1 <= lengths.min() and lengths.max() <= frames
+    lengths = lengths.astype("int64") if inside else lengths
+    if not inside or lengths.sum() != frames:
         problem = f"LENGTHS must be positive and add up to {frames} frames, not {lengths.sum()}."
         raise bad_data(path, problem, SOURCE)
-    return Utterances(
-        arrays["MFCCS"].astype("float32"),
-        arrays["ARTICS"].astype("float32"),
-        labels.astype("int32"),
-        lengths,
-    )
+    views = []
+    for name in ("MFCCS", "ARTICS"):
+        try:
+            views.append(as_float32(arrays[name]))
+        except ValueError as error:
+            raise bad_data(path, f"{name} has {error}.", SOURCE) from None
+    return Utterances(views[0], views[1], labels.astype("int32"), lengths)
 
 
 def split_utterances(utterances: Utterances, train: int) -> tuple[Utterances, Utterances]:
@@ -131,7 +133,7 @@ def split_utterances(utterances: Utterances, train: int) -> tuple[Utterances, Ut
         raise ValueError(f"`train` must be in 1..{count - 1}. Received: train={train!r}")
     cut = utterances.lengths[:train].sum()
 
-    def part(frames, which):
+    def part(frames: slice, which: slice) -> Utterances:
         return Utterances(
             utterances.acoustic[frames],
             utterances.articulatory[frames],
@@ -167,7 +169,7 @@ def cut_utterances(utterances: Utterances, frames: int) -> Sequences:
     lengths: np.ndarray = np.diff(np.append(starts, ends[-1]))
     valid = np.arange(frames) < lengths[:, None]
 
-    def pad(array, fill):
+    def pad(array: np.ndarray, fill: int) -> np.ndarray:
         padded = np.full((*valid.shape, *array.shape[1:]), fill, array.dtype)
         padded[valid] = array
         return padded

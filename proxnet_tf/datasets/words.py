@@ -2,13 +2,21 @@
 
 import gzip
 import pathlib
+import re
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from proxnet_tf.datasets.files import bad_data, read_npz, required
+from proxnet_tf.datasets.files import (
+    as_float32,
+    bad_data,
+    parse_numbers,
+    read_lines,
+    read_npz,
+    required,
+)
 
 Path = str | pathlib.Path
 
@@ -64,7 +72,8 @@ def load_word_vectors(
     """Loads word vectors from the text format of fastText (`.vec` or `.vec.gz`).
 
     The first line has the number of words and the dimension d, every other line a word and its d
-    numbers, separated by spaces.
+    numbers, separated by spaces. Bytes of a word that are not UTF-8, which published files have,
+    are read as U+FFFD.
 
     Args:
         path: the file.
@@ -86,7 +95,7 @@ def load_word_vectors(
     path = required(path, VECTORS_SOURCE)
     wanted = None if wanted is None else frozenset(wanted)
 
-    def fail(problem):
+    def fail(problem: str) -> ValueError:
         return bad_data(path, problem, VECTORS_SOURCE)
 
     words: list[str] = []
@@ -94,7 +103,7 @@ def load_word_vectors(
     line_number = 0
     opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8", errors="replace", newline="\n") as file:
+        with opened(path, "rt", encoding="utf-8-sig", errors="replace", newline="\n") as file:
             try:
                 count, dimension = map(int, file.readline().split())
             except ValueError:
@@ -110,22 +119,15 @@ def load_word_vectors(
                     )
                 if wanted is None or word in wanted:
                     words.append(word)
-                    rows.append(_numbers(numbers, f"word {line_number} ({word!r})", fail))
+                    try:
+                        rows.append(parse_numbers(numbers))
+                    except ValueError as error:
+                        raise fail(f"word {line_number} ({word!r}) has {error}.") from None
     except (EOFError, OSError, zlib.error) as error:
         raise fail(f"it is damaged or only a part of the file ({error}).") from error
     if line_number != count:
         raise fail(f"it announces {count} words and has {line_number}.")
     return words, np.array(rows, "float32").reshape(len(rows), dimension)
-
-
-def _numbers(texts, where, fail):
-    try:
-        values = np.array(texts, "float32")
-    except ValueError:
-        raise fail(f"{where} has something that is not a number.") from None
-    if not np.isfinite(values).all():
-        raise fail(f"{where} has a value that is not finite.")
-    return values
 
 
 def load_word_pairs(path: Path) -> list[tuple[str, str]]:
@@ -142,8 +144,8 @@ def load_word_pairs(path: Path) -> list[tuple[str, str]]:
     """
     path = required(path, PAIRS_SOURCE)
     pairs = []
-    for number, line in enumerate(_lines(path, PAIRS_SOURCE), start=1):
-        words = line.split()
+    for number, line in enumerate(read_lines(path, PAIRS_SOURCE), start=1):
+        words = re.findall(r"[^ \t]+", line)  # other white space can be part of a word
         if len(words) != 2:
             raise bad_data(path, f"line {number} is not two words: {line!r}.", PAIRS_SOURCE)
         pairs.append((words[0], words[1]))
@@ -166,7 +168,7 @@ def load_word_similarity(path: Path) -> Similarity:
     """
     path = required(path, SIMILARITY_SOURCE)
     pairs, scores = [], []
-    for number, line in enumerate(_lines(path, SIMILARITY_SOURCE)[1:], start=2):
+    for number, line in enumerate(read_lines(path, SIMILARITY_SOURCE)[1:], start=2):
         try:
             first, second, score = line.split("\t")
             value = float(score)
@@ -241,11 +243,11 @@ def load_crosslingual(path: Path) -> Crosslingual:
     pairs = [f"eval_pairs_{language}" for language in LANGUAGES]
     arrays = read_npz(path, [*names, *pairs], CROSSLINGUAL_SOURCE)
 
-    def both(pattern):
+    def both(pattern: str) -> tuple[np.ndarray, np.ndarray]:
         first, second = (arrays[pattern.format(language)] for language in LANGUAGES)
         return first, second
 
-    def check(correct, problem):
+    def check(correct: bool, problem: str) -> None:
         if not correct:
             shapes = {name: array.shape for name, array in arrays.items()}
             raise bad_data(pathlib.Path(path), f"{problem}; {shapes}.", CROSSLINGUAL_SOURCE)
@@ -258,8 +260,12 @@ def load_crosslingual(path: Path) -> Crosslingual:
             check(
                 fits and labels.dtype.kind == "U", f"{part}{language}: not a vector for each word"
             )
-            numbers = vectors.dtype.kind == "f" and bool(np.isfinite(vectors).all())
-            check(numbers, f"{part}{language}_vectors has values that are not finite numbers")
+            name = f"{part}{language}_vectors"
+            check(vectors.dtype.kind == "f", f"{name} has values that are not finite numbers")
+            try:
+                arrays[name] = as_float32(vectors)
+            except ValueError as error:
+                check(False, f"{name} has {error}")
     for j, language in enumerate(LANGUAGES):
         widths = {arrays[f"{part}{language}_vectors"].shape[1] for part in ("", "eval_")}
         check(len(widths) == 1, f"the {language} vectors differ in width")
@@ -268,14 +274,8 @@ def load_crosslingual(path: Path) -> Crosslingual:
         check(inside, f"eval_pairs_{language} must be indices of the evaluation words")
     check(len(words[0]) == len(words[1]), "there is not a German word for each English one")
     check(len(indices[0]) == len(indices[1]), "eval_pairs_en and eval_pairs_de differ in length")
-    vectors, eval_vectors = both("{}_vectors"), both("eval_{}_vectors")
-    return Crosslingual(
-        words,
-        (vectors[0].astype("float32"), vectors[1].astype("float32")),
-        eval_words,
-        (eval_vectors[0].astype("float32"), eval_vectors[1].astype("float32")),
-        np.stack(indices, 1).astype("int64"),
-    )
+    rows = np.stack(indices, 1).astype("int64")
+    return Crosslingual(words, both("{}_vectors"), eval_words, both("eval_{}_vectors"), rows)
 
 
 def build_crosslingual(
@@ -338,7 +338,7 @@ def build_crosslingual(
         if first in index[0] and second in index[1]
     ]
 
-    def vectors(j, words):
+    def vectors(j: int, words: list[str]) -> np.ndarray:
         return np.stack([found[j][word] for word in words])
 
     columns = [[pair[j] for pair in kept] for j in range(2)]
@@ -351,12 +351,5 @@ def build_crosslingual(
     )
 
 
-def _spellings(word):
+def _spellings(word: str) -> tuple[str, str, str]:
     return word, word.lower(), word[:1].upper() + word[1:]
-
-
-def _lines(path, source):
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise bad_data(path, f"it is not UTF-8 text ({error}).", source) from error

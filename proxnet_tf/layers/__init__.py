@@ -5,11 +5,15 @@ from proxnet_tf.layers.convex.dropout import ProxDropout
 from proxnet_tf.layers.convex.prox import Prox
 from proxnet_tf.layers.convex.regularizer import Regularizer
 from proxnet_tf.layers.kernels import Invariance, ProxKernelFeatures
+from proxnet_tf.layers.multiview.penalty import CCARegularizer, GCCARegularizer
 from proxnet_tf.layers.multiview.prox import ProxCCA, ProxGCCA
 from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
-from proxnet_tf.layers.recurrent.lstm import ProxLSTM, ProxLSTMCell
+from proxnet_tf.layers.recurrent.lstm import ProxLSTM
+from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell
 
 __all__ = [
+    "CCARegularizer",
+    "GCCARegularizer",
     "Invariance",
     "Prox",
     "ProxCCA",

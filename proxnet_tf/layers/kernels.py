@@ -8,11 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.checks import (
+    HasLam,
     add_lam,
     at_least_float32,
     check_choice,
     check_integer,
     check_number,
+    lam_of,
+    nan_without,
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops import kernels
@@ -109,7 +112,7 @@ class Invariance:
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxKernelFeatures(keras.layers.Layer):
+class ProxKernelFeatures(HasLam, keras.layers.Layer):
     """Nystroem features of a kernel after the proximal map of invariances.
 
         (I + Zt Zt^T/lam)^power phi(x),    phi(x) = K_W^{-1/2} k_W(x)
@@ -318,10 +321,10 @@ class ProxKernelFeatures(keras.layers.Layer):
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
         dtype = at_least_float32(self.compute_dtype)
         rows = as_rows(tf.cast(inputs, dtype))
-        points, whitening, basis, spectrum, lam = (
-            tf.cast(v, dtype)
-            for v in (self._points, self._whitening, self._basis, self._spectrum, self.lam)
+        points, whitening, basis, spectrum = (
+            tf.cast(v, dtype) for v in (self._points, self._whitening, self._basis, self._spectrum)
         )
+        lam = lam_of(self, dtype)
         with tf.control_dependencies(self._ready(whitening)):
             plain = tf.matmul(self._kernel(dtype).matrix(rows, points), whitening)
         if self._variations:
@@ -336,7 +339,7 @@ class ProxKernelFeatures(keras.layers.Layer):
         features = tf.ensure_shape(
             tf.reshape(features, shape), self.compute_output_shape(inputs.shape)
         )
-        return tf.cast(features, self.compute_dtype)
+        return tf.cast(nan_without(lam, features), self.compute_dtype)
 
     def _solve(
         self,

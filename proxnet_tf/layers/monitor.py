@@ -1,13 +1,13 @@
 """How a layer shows whether its proximal maps, and their gradients, were solved."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from proxnet_tf.ops.linear.report import Observer, Report
+from proxnet_tf.ops.linear.report import Report
 
 
 def check_monitor(value: Any) -> bool | str:
@@ -72,7 +72,7 @@ class Monitor:
     """
 
     def __init__(self, layer: keras.layers.Layer, monitor: bool | str, extra: Sequence[str] = ()):
-        self._owner = layer.name
+        self.owner = layer.name
         self._warned = False
         self._last: dict[str, float] = {}
         self.metrics: dict[str, keras.metrics.Metric] = {}
@@ -87,22 +87,33 @@ class Monitor:
             "backward_unsolved": keras.metrics.Mean,
             **dict.fromkeys(extra, keras.metrics.Mean),
         }
-        self.metrics = {name: kind(name=prefix + name) for name, kind in kinds.items()}
+        with keras.name_scope(layer.name):  # paths of their own, for two layers of one model
+            self.metrics = {name: kind(name=prefix + name) for name, kind in kinds.items()}
+        for metric in self.metrics.values():
+            for variable in metric.variables:  # or mixed precision would halve what they add up
+                variable._autocast = False
         # Keras tracks metrics that are attributes of a layer.
         layer._monitored = dict(self.metrics)
 
     def __bool__(self) -> bool:
         return bool(self.metrics)
 
-    def forward(self, report: Report) -> None:
-        """Takes the report of a map in."""
-        self._look("", report)
+    def forward(self, report: Report, valid: tf.Tensor | None = None) -> None:
+        """Takes the report of a map in.
+
+        Args:
+            report: one value a problem.
+            valid: which problems count, in the shape of `report.residual`; all by default.
+        """
+        self._look("", report, valid)
         self._update("residual", report.residual)
-        self._update("unsolved", tf.cast(~report.converged, tf.float32))
+        self._update("unsolved", tf.cast(~report.converged, tf.float32), valid)
         self._update("iterations", tf.cast(report.iterations, tf.float32))
 
-    def backward(self, training: bool = True) -> Observer:
+    def backward(self, training: bool = True) -> Callable[..., list[Any]]:
         """What takes the report of the linear systems of a gradient in: see `observed`.
+
+        It has the arguments of `forward`.
 
         To be called in the forward pass. A gradient inside a loop can only reach the variables
         whose handles the forward loop has captured, by raw operations on those handles. An
@@ -111,21 +122,21 @@ class Monitor:
         Args:
             training: of the layer's call.
         """
-        names = ("backward_residual", "backward_unsolved")
-        worst, share = (self.metrics.get(name) for name in names)
         # While Keras builds a model under a strategy's scope there is no replica to count for.
-        known = worst is not None and share is not None
-        if not known or not training or tf.distribute.in_cross_replica_context():
+        if not self.metrics or not training or tf.distribute.in_cross_replica_context():
             return self._look_backward
+        worst: Any = self.metrics["backward_residual"]
+        share: Any = self.metrics["backward_unsolved"]
         slots = worst.slots
         handles = [_captured(v) for v in (worst.worst, share.total, share.count)]
 
-        def observe(report: Report) -> list[Any]:
-            self._look_backward(report)
+        def observe(report: Report, valid: tf.Tensor | None = None) -> list[Any]:
+            self._look_backward(report, valid)
             old = tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=tf.float32)
             new = _worst_of(tf.reshape(old, [slots]), report.residual)
             unsolved = tf.cast(~report.converged, tf.float32)
-            total, count = tf.reduce_sum(unsolved), tf.cast(tf.size(unsolved), tf.float32)
+            weight = tf.ones_like(unsolved) if valid is None else tf.cast(valid, tf.float32)
+            total, count = tf.reduce_sum(weight * unsolved), tf.reduce_sum(weight)
             return [
                 tf.raw_ops.AssignVariableOp(resource=handles[0], value=new),
                 tf.raw_ops.AssignAddVariableOp(resource=handles[1], value=total),
@@ -134,8 +145,8 @@ class Monitor:
 
         return observe
 
-    def _look_backward(self, report: Report) -> list[Any]:
-        self._look("backward_", report)
+    def _look_backward(self, report: Report, valid: tf.Tensor | None = None) -> list[Any]:
+        self._look("backward_", report, valid)
         return []
 
     def watch(self, name: str, value: tf.Tensor) -> None:
@@ -149,13 +160,16 @@ class Monitor:
             return dict(self._last)
         return {name: float(metric.result()) for name, metric in self.metrics.items()}
 
-    def _look(self, prefix: str, report: Report) -> None:
+    def _look(self, prefix: str, report: Report, valid: tf.Tensor | None) -> None:
+        if self.metrics:
+            return
         # In a graph, or while Keras builds a model, there is no number to look at.
         if not tf.executing_eagerly() or not hasattr(report.residual, "numpy"):
             return
-        if tf.size(report.residual) == 0:
+        converged = report.converged if valid is None else report.converged[valid]
+        if tf.size(converged) == 0:
             return
-        share = float(tf.reduce_mean(tf.cast(~report.converged, tf.float32)))
+        share = float(tf.reduce_mean(tf.cast(~converged, tf.float32)))
         worst = float(tf.reduce_max(report.residual))
         self._last |= {f"{prefix}residual": worst, f"{prefix}unsolved": share}
         if not prefix:
@@ -163,7 +177,7 @@ class Monitor:
         if share and not self._warned:
             self._warned = True
             warnings.warn(
-                f"The layer {self._owner!r} left {share:.0%} of its "
+                f"The layer {self.owner!r} left {share:.0%} of its "
                 f"{'gradient' if prefix else 'proximal'} problems unsolved: relative residual "
                 f"{worst:.2g} after {int(tf.reduce_max(report.iterations))} iterations. Raise its "
                 "bound on the iterations, its tolerance or lam, check that R is convex and bounded "
@@ -171,9 +185,9 @@ class Monitor:
                 stacklevel=3,
             )
 
-    def _update(self, name: str, value: tf.Tensor) -> None:
+    def _update(self, name: str, value: tf.Tensor, weight: tf.Tensor | None = None) -> None:
         if name in self.metrics:
-            self.metrics[name].update_state(tf.stop_gradient(value))
+            self.metrics[name].update_state(tf.stop_gradient(value), weight)
 
 
 def _worst_of(slots: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

@@ -1,9 +1,19 @@
 """AdversarialModel: training with perturbed inputs of a named layer."""
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import check_bool, check_choice, check_integer, check_number
+from proxnet_tf.checks import (
+    at_least_float32,
+    check_bool,
+    check_choice,
+    check_integer,
+    check_number,
+)
+from proxnet_tf.models.base import mask_of, over_last_axes, with_mask
 
 
 def normalize_per_example(x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
@@ -13,30 +23,49 @@ def normalize_per_example(x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Ten
         x: `(batch, ...)`.
         mask: Boolean `(batch, time)`, or `None`.
     """
+    dtype, x = x.dtype, tf.cast(x, at_least_float32(x.dtype))
     if mask is not None:
-        shape = tf.concat([tf.shape(mask), tf.ones([tf.rank(x) - 2], tf.int32)], axis=0)
-        x = tf.where(tf.reshape(tf.cast(mask, tf.bool), shape), x, tf.zeros_like(x))
+        x = tf.where(over_last_axes(mask, x), x, tf.zeros_like(x))
     axes = tf.range(1, tf.rank(x))
     # Scaled first, so that the squares of small gradients do not vanish.
     x = tf.math.divide_no_nan(x, tf.reduce_max(tf.abs(x), axis=axes, keepdims=True))
     norm = tf.sqrt(tf.reduce_sum(x * x, axis=axes, keepdims=True))
-    return tf.math.divide_no_nan(x, norm)
+    return tf.cast(tf.math.divide_no_nan(x, norm), dtype)
 
 
 def kl_divergence(p: tf.Tensor, q: tf.Tensor, from_logits: bool) -> tf.Tensor:
-    """KL(p || q) of the class probabilities on the last axis, one value an example.
+    """KL(p || q) of the class probabilities on the last axis, one value for each of the others.
+
+    A class of probability 0 in p adds 0, also where its logit is -inf in both.
 
     Args:
         p: `(batch, ..., classes)`, probabilities or logits.
         q: the same.
         from_logits: whether p and q are logits.
     """
+    p, q = (tf.cast(t, at_least_float32(t.dtype)) for t in map(tf.convert_to_tensor, (p, q)))
     if from_logits:
         log_p, log_q = tf.nn.log_softmax(p), tf.nn.log_softmax(q)
     else:
         tiny = keras.config.epsilon()
         log_p, log_q = (tf.math.log(tf.clip_by_value(t, tiny, 1.0)) for t in (p, q))
-    return tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=-1)
+    probability = tf.exp(log_p)
+    some = probability > 0
+    zero = tf.zeros_like(log_p)
+    # Selected before the difference: -inf - (-inf) has no gradient either.
+    difference = tf.where(some, log_p, zero) - tf.where(some, log_q, zero)
+    return tf.reduce_sum(probability * difference, axis=-1)
+
+
+class _Divergence(keras.losses.Loss):
+    """KL(y_true || y_pred), reduced, masked and weighted as every Keras loss is."""
+
+    def __init__(self, from_logits: bool, **kwargs: Any):
+        super().__init__(name="divergence", **kwargs)
+        self.from_logits = from_logits
+
+    def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        return kl_divergence(y_true, y_pred, self.from_logits)
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -52,13 +81,16 @@ class AdversarialModel(keras.Model):
                                fastest, by power iteration.
 
     r is one vector an example (over time and features), zero at masked steps, and a constant for
-    the gradient; in the second method p(z) is one too. Prediction and evaluation are the model's.
+    the gradient; in the second method p(z) is one too. The divergence is a mean as the loss is:
+    sample weights weight it, and the mask of the output leaves steps out. Prediction and
+    evaluation are the model's.
 
     Args:
         model: A functional or sequential `keras.Model` with one output.
-        layer: Name of the layer whose input is perturbed; everything from the model's inputs to
-            its output must pass through that input. `None` perturbs the model's only input, which
-            then must be floating point. The paper perturbs the input of the LSTM.
+        layer: Name of the layer whose input (of its first use) is perturbed; everything from the
+            model's inputs to its output must pass through that input. `None` perturbs the model's
+            only input, which then must be floating point. The paper perturbs the input of the
+            LSTM.
         method: `"adversarial"` or `"virtual"`.
         epsilon: Float >= 0, the L2 norm of a perturbation.
         weight: Float >= 0, weight of the second term.
@@ -93,17 +125,17 @@ class AdversarialModel(keras.Model):
 
     def __init__(
         self,
-        model,
+        model: keras.Model,
         *,
-        layer=None,
-        method="adversarial",
-        epsilon=1.0,
-        weight=1.0,
-        power_iterations=1,
-        step=0.1,
-        from_logits=False,
-        seed=None,
-        **kwargs,
+        layer: str | None = None,
+        method: str = "adversarial",
+        epsilon: float = 1.0,
+        weight: float = 1.0,
+        power_iterations: int = 1,
+        step: float = 0.1,
+        from_logits: bool = False,
+        seed: int | None = None,
+        **kwargs: Any,
     ):
         super().__init__(**kwargs)
         self.method = check_choice("method", method, ("adversarial", "virtual"))
@@ -119,81 +151,101 @@ class AdversarialModel(keras.Model):
         parts = _split(model, layer)
         # In a closure Keras does not list the parts as sublayers: their layers are the model's.
         self._parts = lambda: parts
+        self.supports_masking = True
 
-    def call(self, inputs, training=None):
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
         return self.model(inputs, training=training)
 
-    def build(self, input_shape=None):
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        """None: the model gives its outputs their masks."""
+
+    def build(self, input_shape: Any = None) -> None:
         self.built = True
 
-    def train_step(self, data):
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """A step of training on the whole objective, in `fit`."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         front, _, _ = self._parts()
+        # Keras divides every loss by their number, and the gradients are added up over them.
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
 
-        def objective(y_pred):
+        def objective(y_pred: Any) -> tf.Tensor:
             return self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
 
         with tf.GradientTape() as tape:
-            points = front(x, training=True)
-            predict, z, mask = self._from_points(points, training=True)
+            predict, z, mask = self._from_points(front(x, training=True), training=True)
             with tf.GradientTape() as inner:
                 r = tf.zeros_like(z)
                 inner.watch(r)
                 y_pred = predict(r)
                 loss = objective(y_pred)
+                inner_loss = self.optimizer.scale_loss(loss)  # small ones vanish in 16 bits
             with tape.stop_recording():
                 if self.method == "adversarial":
-                    direction = normalize_per_example(inner.gradient(loss, r), mask)
+                    direction = normalize_per_example(inner.gradient(inner_loss, r), mask)
                 else:
-                    direction = self._virtual_direction(predict, y_pred, z, mask)
+                    direction = self._virtual_direction(predict, y_pred, z, mask, sample_weight)
                 r = self.epsilon * direction
             perturbed = predict(r)
             if self.method == "adversarial":
                 penalties = tf.add_n(self.losses) if self.losses else 0.0
-                extra = objective(perturbed) - penalties  # count weight decay once
+                extra = objective(perturbed) - penalties / replicas  # count weight decay once
             else:
-                target = tf.stop_gradient(y_pred)
-                divergence = kl_divergence(target, perturbed, self.from_logits)
-                if sample_weight is not None:
-                    divergence *= tf.cast(sample_weight, divergence.dtype)
-                extra = tf.reduce_mean(divergence)
-            total = loss + self.weight * extra
+                extra = self._divergence(y_pred, perturbed, sample_weight)
+            total = loss + self.weight * tf.cast(extra, loss.dtype)
             scaled = self.optimizer.scale_loss(total)
         variables = self.trainable_weights
         gradients = tape.gradient(scaled, [v.value for v in variables])
         self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         for metric in self.metrics:
             if metric.name == "loss":
-                metric.update_state(total)
+                size = tf.shape(tf.nest.flatten(x)[0])[0]
+                metric.update_state(total * replicas, sample_weight=size)
         return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
-    def _from_points(self, points, training):
+    def _from_points(self, points: Any, training: bool) -> tuple[Callable, tf.Tensor, Any]:
         """The prediction as a function of the perturbation, the perturbed tensor and its mask."""
         _, back, position = self._parts()
-        points = [tf.convert_to_tensor(p) for p in points]
+        # Keras returns one output as a tensor.
+        points = [tf.convert_to_tensor(p) for p in tf.nest.flatten(points)]
         z = points[position]
-        masks = [p for p in points if p.dtype == tf.bool]
+        masks = [p for k, p in enumerate(points) if p.dtype == tf.bool and k != position]
+        mask = masks[0] if masks else mask_of(z)
 
-        def predict(perturbation):
-            moved = [*points[:position], z + perturbation, *points[position + 1 :]]
-            return back(moved, training=training)
+        def predict(perturbation: tf.Tensor) -> Any:
+            moved = with_mask(z + perturbation, mask_of(z))
+            return back([*points[:position], moved, *points[position + 1 :]], training=training)
 
-        return predict, z, masks[0] if masks else None
+        return predict, z, mask
 
-    def _virtual_direction(self, predict, y_pred, z, mask):
+    def _divergence(
+        self, y_pred: Any, perturbed: Any, sample_weight: Any, reduction: str = "mean"
+    ) -> tf.Tensor:
+        """KL(y_pred || perturbed) with y_pred a constant, weighted and masked."""
+        (target,), (output,) = tf.nest.flatten(y_pred), tf.nest.flatten(perturbed)
+        if sample_weight is not None:
+            (sample_weight,) = tf.nest.flatten(sample_weight)
+        reduction = "sum_over_batch_size" if reduction == "mean" else reduction
+        loss = _Divergence(
+            self.from_logits, reduction=reduction, dtype=at_least_float32(output.dtype).name
+        )
+        return loss(tf.stop_gradient(target), output, sample_weight)
+
+    def _virtual_direction(
+        self, predict: Callable, y_pred: Any, z: tf.Tensor, mask: Any, sample_weight: Any = None
+    ) -> tf.Tensor:
+        """Power iteration from a random start, `power_iterations` steps."""
         noise = keras.random.normal(tf.shape(z), dtype=z.dtype, seed=self.seed_generator)
         direction = normalize_per_example(noise, mask)
         for _ in range(self.power_iterations):
             with tf.GradientTape() as tape:
                 tape.watch(direction)
-                divergence = kl_divergence(
-                    tf.stop_gradient(y_pred), predict(self.step * direction), self.from_logits
-                )
-                total = tf.reduce_sum(divergence)
+                moved = predict(self.step * direction)
+                total = self._divergence(y_pred, moved, sample_weight, "sum")
             direction = normalize_per_example(tape.gradient(total, direction), mask)
         return direction
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "model": keras.saving.serialize_keras_object(self.model),
@@ -208,7 +260,7 @@ class AdversarialModel(keras.Model):
         }
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "AdversarialModel":
         config = dict(config)
         model = keras.saving.deserialize_keras_object(
             config.pop("model"), custom_objects=custom_objects
@@ -216,8 +268,15 @@ class AdversarialModel(keras.Model):
         return cls(model, **config)
 
 
-def _split(model, layer):
-    """The model up to the input of a layer, and from there on."""
+class FromLayer(keras.Model):
+    """A model from the input of a layer on, whose layers give the output its mask."""
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        return None
+
+
+def _split(model: Any, layer: str | None) -> tuple[Callable, keras.Model, int]:
+    """The model up to the input of a layer, from there on, and which input is perturbed."""
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
     if not isinstance(model, keras.Model) or not inputs or not outputs:
         raise ValueError(
@@ -248,7 +307,8 @@ def _split(model, layer):
             f"input is {points[0].dtype}. Name a `layer` after the embedding."
         )
     try:
-        back = keras.Model(points, outputs[0])
+        one = isinstance(model, keras.Sequential)
+        back = FromLayer(points, outputs[0] if one else model.output)
         given = {id(part) for part in points}
         sources = [t for t in tf.nest.flatten(model.inputs) if id(t) not in given]
         if any(t._keras_history.operation in back.operations for t in sources):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from proxnet_tf.checks import check_integer, check_number
 
-_RANK_THRESHOLD = 1e-10  # of the largest eigenvalue of a covariance
+_RANK_THRESHOLD = 1e-10  # of the largest eigenvalue of a correlation matrix
+_ROUNDING = 16 * np.finfo(float).eps  # a column varies if its deviation is above this share
 
 
 class LinearCCA:
@@ -16,9 +19,16 @@ class LinearCCA:
 
     with the centred covariances S of the training rows (normalised by n - 1) and the ridge r. The
     columns of U and V come in descending order of their canonical correlations
-    sigma_i = singular values of (Sxx + r I)^(-1/2) Sxy (Syy + r I)^(-1/2). A rank-deficient view is
-    handled in its row space; components beyond the rank have correlation 0 and zero weights. The
-    sign of a pair (u_i, v_i) is fixed by making the entry of u_i of the largest size positive.
+    sigma_i = singular values of (Sxx + r I)^(-1/2) Sxy (Syy + r I)^(-1/2). The sign of a pair
+    (u_i, v_i) is fixed by making the entry of u_i of the largest size positive.
+
+    A rank-deficient view is handled in its row space; components beyond the rank have correlation
+    0 and zero weights. The units of the columns do not matter: a column is constant if its standard
+    deviation is below 16 roundings of its own largest entry, and columns are dependent where the
+    correlation matrix of the view (for r > 0 its ridged covariance, scaled to ones on the
+    diagonal) has an eigenvalue below 1e-10 of its largest.
+
+    It works in scikit-learn's pipelines and searches; scikit-learn is not needed.
 
     Args:
         num_components: k, 1 <= k <= min(d1, d2).
@@ -34,20 +44,37 @@ class LinearCCA:
             the same number (>= 2) of rows; widths other than those fitted; use before `fit`.
 
     Example:
-        cca = LinearCCA(10, ridge=0.1).fit(x_train, y_train)
-        z, w = cca.transform(x_test, y_test)
-        z = cca.transform(x_test)  # the other view is missing
-        w = cca.transform(y=y_test)
+
+    >>> rng = np.random.default_rng(0)
+    >>> s = rng.normal(size=(500, 2))
+    >>> x, y = s @ rng.normal(size=(2, 4)), s @ rng.normal(size=(2, 3))
+    >>> cca = LinearCCA(2).fit(x[:400], y[:400])  # or fit([x, y])
+    >>> cca.correlations_.round(3)
+    array([1., 1.])
+    >>> z, w = cca.transform(x[400:], y[400:])
+    >>> z = cca.transform(x[400:])  # the other view is missing
+    >>> w = cca.transform(y=y[400:])
+    >>> round(cca.score(x[400:], y[400:]), 3)
+    1.0
 
     Reference: Hotelling (1936); the paper's section 6.3 compares with it (Faruqui, Dyer, 2014).
     """
 
     def __init__(self, num_components: int, *, ridge: float = 0.0):
-        self.num_components = check_integer("num_components", num_components)
-        self.ridge = check_number("ridge", ridge, at_least=0.0)
+        # scikit-learn's `clone` wants the very objects back: they are checked and kept as they are.
+        check_integer("num_components", num_components)
+        check_number("ridge", ridge, at_least=0.0)
+        self.num_components = num_components
+        self.ridge = ridge
 
-    def fit(self, x: np.ndarray, y: np.ndarray) -> LinearCCA:
-        """Fits the weights to the rows of two views, `(n, d1)` and `(n, d2)`; returns itself."""
+    def fit(self, x: Any, y: Any = None) -> LinearCCA:
+        """Fits the weights to the rows of two views, `(n, d1)` and `(n, d2)`; returns itself.
+
+        Args:
+            x: the first view, or a list of both.
+            y: the second view.
+        """
+        x, y = _pair(x, y)
         x, y = _matrix("x", x), _matrix("y", y)
         if len(x) != len(y) or len(x) < 2:
             raise ValueError(
@@ -60,34 +87,36 @@ class LinearCCA:
                 f"views of the widths {x.shape[1]} and {y.shape[1]}. Received: "
                 f"num_components={self.num_components}"
             )
-        self.means_ = x.mean(0), y.mean(0)
-        x, y = x - self.means_[0], y - self.means_[1]
-        left, right = self._whitening(x), self._whitening(y)
-        u, sigma, vt = np.linalg.svd(left @ (x.T @ y / (len(x) - 1)) @ right)
+        left, right = _View(x, self.ridge), _View(y, self.ridge)
+        between = left.rows.T @ right.rows / (len(x) - 1)
+        u, sigma, vt = np.linalg.svd(left.whitening @ between @ right.whitening)
         k = self.num_components
-        self.correlations_ = np.where(sigma[:k] > 1e-12, sigma[:k], 0.0)
-        used = self.correlations_ > 0
-        weights = np.where(used, left @ u[:, :k], 0.0), np.where(used, right @ vt[:k].T, 0.0)
+        correlations = np.where(sigma[:k] > 1e-12, sigma[:k], 0.0)
+        used = correlations > 0
+        weights = [
+            np.where(used, view.weights(turn[:, :k]), 0.0)
+            for view, turn in ((left, u), (right, vt.T))
+        ]
         largest = np.abs(weights[0]).argmax(0)
         sign = np.where(weights[0][largest, np.arange(k)] < 0, -1.0, 1.0)
+        self.means_ = left.mean, right.mean
+        self.correlations_ = correlations
         self.weights_ = weights[0] * sign, weights[1] * sign
         return self
 
-    def _whitening(self, x):
-        values, vectors = np.linalg.eigh(x.T @ x / (len(x) - 1))
-        kept = values > _RANK_THRESHOLD * max(values[-1], np.finfo(float).tiny)
-        scale = np.where(kept, 1.0 / np.sqrt(np.where(kept, values + self.ridge, 1.0)), 0.0)
-        return (vectors * scale) @ vectors.T
-
-    def transform(
-        self, x: np.ndarray | None = None, y: np.ndarray | None = None
-    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+    def transform(self, x: Any = None, y: Any = None) -> Any:
         """Projects one view or both: (x - mean) U `(n, k)` and (y - mean) V `(n, k)`.
 
-        Returns the pair when both are given, else the one projection.
+        Args:
+            x: the first view, a list of both, or None.
+            y: the second view, or None.
+
+        Returns:
+            The pair when both are given, else the one projection.
         """
         if not hasattr(self, "weights_"):
             raise ValueError("LinearCCA is not fitted: call `fit(x, y)` before `transform`.")
+        x, y = _pair(x, y)
         projections = []
         for name, view, mean, weights in zip("xy", (x, y), self.means_, self.weights_, strict=True):
             if view is None:
@@ -103,12 +132,108 @@ class LinearCCA:
             raise ValueError("`transform` needs `x`, `y` or both. Received neither.")
         return projections[0] if len(projections) == 1 else (projections[0], projections[1])
 
-    def fit_transform(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def fit_transform(self, x: Any, y: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """`fit(x, y)`, then the projections of both views."""
-        return self.fit(x, y).transform(x, y)  # type: ignore[return-value]
+        return self.fit(x, y).transform(x, y)
+
+    def score(self, x: Any, y: Any = None) -> float:
+        """The mean over the components of Pearson's correlation of the projections of rows.
+
+        Args:
+            x: the first view, or a list of both, at least 2 rows.
+            y: the second view.
+
+        Returns:
+            A number in [-1, 1], the higher the better; a projection that is constant counts 0.
+        """
+        x, y = _pair(x, y)
+        if x is None or y is None or len(x) != len(y) or len(x) < 2:
+            raise ValueError(
+                "`score` needs both views, with the same number of rows, at least 2. Received: "
+                f"x.shape={np.shape(x)}, y.shape={np.shape(y)}"
+            )
+        z, w = (part - part.mean(0) for part in self.transform(x, y))
+        norms = np.linalg.norm(z, axis=0) * np.linalg.norm(w, axis=0)
+        correlations = (z * w).sum(0) / np.where(norms > 0, norms, 1.0)
+        return float(np.clip(correlations, -1.0, 1.0).mean())
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The constructor's arguments, as scikit-learn wants them."""
+        return {"num_components": self.num_components, "ridge": self.ridge}
+
+    def set_params(self, **params: Any) -> LinearCCA:
+        """Sets arguments of the constructor; returns itself."""
+        unknown = params.keys() - self.get_params().keys()
+        if unknown:
+            raise ValueError(
+                f"LinearCCA has the parameters {sorted(self.get_params())}. Received: "
+                f"{sorted(unknown)}"
+            )
+        arguments = self.get_params() | params
+        LinearCCA(arguments.pop("num_components"), **arguments)  # checks them
+        for name, value in params.items():
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.num_components!r}, ridge={self.ridge!r})"
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "weights_")
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import InputTags, Tags, TargetTags, TransformerTags
+
+        return Tags(
+            estimator_type="transformer",
+            target_tags=TargetTags(required=False, two_d_labels=True, multi_output=True),
+            transformer_tags=TransformerTags(),
+            input_tags=InputTags(),
+        )
 
 
-def _matrix(name, view):
+class _View:
+    """One view with every column c_j = sqrt(s_j^2 + r) times smaller, s_j its deviation."""
+
+    def __init__(self, rows: np.ndarray, ridge: float):
+        largest = np.abs(rows).max(0)
+        unit = np.where(largest > 0, largest, 1.0)
+        share = rows / unit  # in [-1, 1]: its squares neither overflow nor vanish
+        middle = share.mean(0)
+        self.mean = middle * unit
+        share = share - middle
+        deviation = np.sqrt((share**2).sum(0) / (len(rows) - 1))
+        varies = deviation > _ROUNDING
+        share = np.where(varies, share, 0.0)
+        scale = np.where(varies, np.hypot(deviation * unit, np.sqrt(ridge)), 1.0)
+        self.rows = share * (unit / scale)
+        within = self.rows.T @ self.rows / (len(rows) - 1)
+        within[np.diag_indices_from(within)] += np.where(varies, np.sqrt(ridge) / scale, 0.0) ** 2
+        values, vectors = np.linalg.eigh(within)
+        kept = values > _RANK_THRESHOLD * max(values[-1], np.finfo(float).tiny)
+        root = np.where(kept, 1.0 / np.sqrt(np.where(kept, values, 1.0)), 0.0)
+        self.whitening = (vectors * root) @ vectors.T
+        # The directions in which no row varies, in the units of the view.
+        self.still = np.linalg.qr(vectors[:, ~kept] / scale[:, None])[0]
+        self.scale = scale
+
+    def weights(self, turn: np.ndarray) -> np.ndarray:
+        """Weights in the row space of the view, for directions in its whitened columns."""
+        found = (self.whitening @ turn) / self.scale[:, None]
+        return found - self.still @ (self.still.T @ found)
+
+
+def _pair(x: Any, y: Any) -> tuple[Any, Any]:
+    """Two views from `(x, y)`, or from a list of both in the place of x."""
+    if y is None and isinstance(x, list | tuple) and len(x) == 2:
+        if all(part is None or np.ndim(part) == 2 for part in x):
+            return x[0], x[1]
+    return x, y
+
+
+def _matrix(name: str, view: Any) -> np.ndarray:
+    if view is None:
+        raise ValueError(f"`{name}` is missing: LinearCCA fits two views. Received: {name}=None")
     view = np.asarray(view, "float64")
     if view.ndim != 2 or not view.size or not np.isfinite(view).all():
         what = "a value that is not finite" if view.ndim == 2 and view.size else "another shape"

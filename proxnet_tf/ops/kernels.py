@@ -1,9 +1,9 @@
 """Proximal maps in a reproducing kernel Hilbert space, for regularisers of bounded functionals.
 
-    c_x = argmin_g R(g) + lam/2 ||g - k_x||^2,     R(f) = 1/2 sum_i <z_i, f>^2                (1)
-    c_x = (I + Z Z^T/lam)^{-1} k_x                                                             (2)
+    c_x = argmin_g R(g) + lam/2 ||g - k_x||^2,     R(f) = 1/2 sum_i <z_i, f>^2               (12)
+    c_x = (I + Z Z^T/lam)^{-1} k_x                                                            (13)
 
-(the paper prints an argmax in (1)). The z_i represent a set of `Functionals`: the values f(x_i),
+(the paper prints an argmax in (12)). The z_i represent a set of `Functionals`: the values f(x_i),
 the partial derivatives of f at x_i, or linear combinations of either. With z(x) = (<z_i, k_x>)_i,
 K_Z = (<z_i, z_j>) and A = (lam I + K_Z)^{-1} all below is exact, or exact up to Nystroem.
 Kernels are `tfp.math.psd_kernels` on vectors; rows are points.
@@ -128,7 +128,7 @@ def invariant_inner_products(
     lam: float | tf.Tensor,
     power: float = -1.0,
 ) -> tf.Tensor:
-    """Exact inner products <c_x, c_y> of the proximal representers (2), a matrix.
+    """Exact inner products <c_x, c_y> of the proximal representers (13), a matrix.
 
         k(x, y) - 2 z(x)^T A z(y) + z(x)^T A K_Z A z(y)
 
@@ -167,7 +167,7 @@ def invariant_distances(
     lam: float | tf.Tensor,
     power: float = -1.0,
 ) -> tf.Tensor:
-    """Exact distances ||c_x - c_y|| after the proximal map (2), a matrix; arguments as above."""
+    """Exact distances ||c_x - c_y|| after the proximal map (13), a matrix; arguments as above."""
     points = tf.concat([x, y], axis=0)
     products = invariant_inner_products(kernel, functionals, points, points, lam, power)
     n = tf.shape(x)[0]

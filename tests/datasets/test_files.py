@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from proxnet_tf.datasets import unpack
-from proxnet_tf.datasets.files import folder_of, read_npz, read_pickle, read_table, required
+from proxnet_tf.datasets.files import (
+    folder_of,
+    read_lines,
+    read_npz,
+    read_pickle,
+    read_table,
+    required,
+)
 
 SOURCE = "https://example.org/data"
 
@@ -86,6 +93,28 @@ def test_folder_of_searches_folders_and_archives(tmp_path):
             pass
 
 
+def test_unpack_takes_names_of_windows_and_refuses_encryption(tmp_path):
+    make_zip(tmp_path / "a.zip", {"one\\two.txt": b"2"})
+    unpack(tmp_path / "a.zip", tmp_path / "out")
+    assert (tmp_path / "out/one/two.txt").read_bytes() == b"2"
+    make_zip(tmp_path / "b.zip", {"..\\evil.txt": b"2"})
+    with pytest.raises(ValueError, match="leaves the folder"):
+        unpack(tmp_path / "b.zip", tmp_path / "out")
+    content = bytearray((tmp_path / "a.zip").read_bytes())
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(signature) + offset] |= 1  # "this member is encrypted"
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(ValueError, match=r"cannot be unpacked: .*(encrypted|password)"):
+        unpack(tmp_path / "a.zip", tmp_path / "out")
+
+
+def test_what_a_mac_adds_is_not_looked_at(tmp_path):
+    members = {"__MACOSX/set/._a.txt": b"\0", "set/._a.txt": b"\0", "set/a.txt": b"1"}
+    make_zip(tmp_path / "a.zip", members)
+    with folder_of(tmp_path / "a.zip", "*a.txt", SOURCE) as root:
+        assert root.name == "set"
+
+
 class Trap:
     def __reduce__(self):
         return print, ("a pickle was loaded",)
@@ -104,6 +133,37 @@ def test_pickles_need_the_flag(tmp_path, capsys):
         read_pickle(tmp_path / "a.pkl", True, SOURCE)
 
 
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_lines_end_as_on_every_system(mark, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(mark + "one\r\nzwöi\x85\u2028\rthree\n\nfive".encode())
+    assert read_lines(path, SOURCE) == ["one", "zwöi\x85\u2028", "three", "", "five"]
+    path.write_bytes(path.read_bytes() + b"\r\n")
+    assert read_lines(path, SOURCE) == ["one", "zwöi\x85\u2028", "three", "", "five"]
+    path.write_bytes(mark)
+    assert read_lines(path, SOURCE) == []
+    for content in (b"caf\xe9", "one".encode("utf-16")):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"a\.txt: it is not UTF-8 text.*{SOURCE}"):
+            read_lines(path, SOURCE)
+    with pytest.raises(ValueError, match=r"it is not UTF-8 text.*directory"):
+        read_lines(tmp_path, SOURCE)
+
+
+def test_a_pickle_of_python_2(tmp_path):
+    # pickle.dumps({"v1": numpy.array([1, -2], "int16"), "\xe9": 1}, 2) there.
+    content = (
+        b"\x80\x02}q\x01(U\x02v1q\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\n"
+        b"q\x04K\x00\x85q\x05U\x01bq\x06\x87q\x07Rq\x08(K\x01K\x02\x85q\tcnumpy\ndtype\nq\nU\x02i2"
+        b"q\x0bK\x00K\x01\x87q\x0cRq\r(K\x03U\x01<q\x0eNNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00t"
+        b"q\x0fb\x89U\x04\x01\x00\xfe\xffq\x10tq\x11bU\x01\xe9q\x12K\x01u."
+    )
+    (tmp_path / "a.pkl").write_bytes(content)
+    found = read_pickle(tmp_path / "a.pkl", True, SOURCE)
+    assert list(found) == ["v1", "\xe9"] and found["v1"].dtype == np.int16
+    np.testing.assert_array_equal(found["v1"], [1, -2])
+
+
 def test_arrays_and_tables(tmp_path):
     with pytest.raises(ValueError, match=rf"no.txt: there is no such file.*{SOURCE}"):
         required(tmp_path / "no.txt", SOURCE)
@@ -117,15 +177,26 @@ def test_arrays_and_tables(tmp_path):
     with pytest.raises(ValueError, match=rf"cannot be read as arrays.*{SOURCE}"):
         read_npz(tmp_path / "a.npz", ["x"], SOURCE)
 
-    (tmp_path / "t.txt").write_text(" 1.5e0 2\n-3 4\n")
+    np.save(tmp_path / "b.npy", np.arange(3))
+    with pytest.raises(ValueError, match=rf"cannot be read as arrays.*{SOURCE}"):
+        read_npz(tmp_path / "b.npy", ["x"], SOURCE)
+
+    (tmp_path / "t.txt").write_bytes(b"\xef\xbb\xbf 1.5e0 2\r\n-3 4\r\n\r\n")
     table = read_table(tmp_path / "t.txt", 2, SOURCE)
+    assert table.dtype == np.float32
     np.testing.assert_array_equal(table, [[1.5, 2.0], [-3.0, 4.0]])
     for content, problem in (
-        ("1 2\n3", "not a table"),
+        ("1 2\n3", "rows of 2 numbers are expected; line 2 has 1"),
         ("1 2 3\n", "rows of 2 numbers"),
         ("1 b\n", "not a table"),
-        ("1 nan\n", "not finite"),
+        ("1 nan\n", "line 1 has a value that is not finite"),
+        ("1 2\n1 1e39\n", "line 2 has a value that is not finite"),
+        ("1 1_0\n", "not a table"),
+        ("", "no numbers"),
     ):
         (tmp_path / "t.txt").write_text(content)
         with pytest.raises(ValueError, match=problem):
             read_table(tmp_path / "t.txt", 2, SOURCE)
+    (tmp_path / "t.txt").write_text("1 2\n3\n")
+    with pytest.raises(ValueError, match="not a table of numbers: line 2 has 1, the first 2"):
+        read_table(tmp_path / "t.txt", None, SOURCE)

@@ -47,7 +47,8 @@ def test_incomplete_har_is_refused(har):
     text = signal.read_text()
     for content, problem in (
         ("\n".join(text.splitlines()[:2]), "2 lines, but 3 labels in y_test.txt"),
-        (text[:-50], "not a table of numbers"),
+        (text[:-50], r"rows of 128 numbers are expected; line 3"),
+        (text.replace("e+00", "e+39", 1), "line 1 has a value that is not finite"),
         (text.replace("1.0", "x", 1), "not a table of numbers"),
         ("1 2 3\n" * 3, "rows of 128 numbers"),
     ):
@@ -96,7 +97,9 @@ def test_incomplete_arabic_digits_are_refused(arabic):
     for content, problem in (
         ((" " * 12).join(blocks[:-1]), "19 utterances are not equally many"),
         (text[:-15], r"line \d+ has 12 numbers, not 13"),
-        (text.replace("3.0000", "nan", 1), r"line \d+ has something else than finite"),
+        (text.replace("3.0000", "nan", 1), r"line \d+ has a value that is not finite"),
+        (text.replace("3.0000", "1e39", 1), r"line \d+ has a value that is not finite"),
+        (text.replace("3.0000", "3,0000", 1), r"line \d+ has something that is not a number"),
         ("", "0 utterances"),
     ):
         file.write_text(content)
@@ -162,10 +165,16 @@ def test_uea_chooses_by_name(uea):
         (HEADER + "1,2:3,4:maybe\n", "line 10 is not 2 dimensions"),
         (HEADER + "1,2:3,4,5:yes\n", "line 10 is not 2 dimensions"),
         (HEADER + "1,2:yes\n", "line 10 is not 2 dimensions"),
-        (HEADER + "1,?:3,4:yes\n", "line 10 has something else"),
+        (HEADER + "1,?:3,4:yes\n", "line 10 has something that is not a number"),
+        (HEADER + "1,1e39:3,4:yes\n", "line 10 has a value that is not finite"),
         (HEADER + "1,2:3,4:yes\n1,2:3\n", "line 11 is not"),
         (HEADER.replace("timeStamps false", "timeStamps true") + "1:1:no", "@timestamps"),
+        (HEADER.replace("timeStamps false", "timeStamps TRUE") + "1:1:no", "@timestamps"),
+        (HEADER.replace("missing false", "missing") + "1:1:no", "@missing must be true or false"),
+        (HEADER.replace("@missing false", "@") + "1:1:perhaps", "line 10 is not"),
         (HEADER.replace("true no yes", "false") + "1:1:no", "no @classLabel"),
+        (HEADER.replace("true no yes", "false no yes") + "1:1:no", "no @classLabel"),
+        (HEADER.replace("true no yes", "no yes") + "1:1:no", "@classlabel must be true or false"),
         (HEADER.replace("dimensions 2", "dimensions two") + "1:1:no", "must be one number"),
         (
             HEADER.replace("equalLength false", "equalLength true\n@seriesLength 2") + "1:1:no",
@@ -177,6 +186,44 @@ def test_bad_ts_files_are_refused(uea, content, problem):
     (uea / "Tiny_TEST.ts").write_text(content)
     with pytest.raises(ValueError, match=rf"Tiny_TEST.ts: .*{problem}.*timeseriesclassification"):
         load_uea(uea)
+
+
+def test_ts_headers_in_any_case(uea):
+    expected = load_uea(uea)
+    header = HEADER.replace("false", "FALSE").replace("true no", "True no")
+    header = header.replace("@timeStamps", "  @timestamps").replace("@data", "@DATA ")
+    for part in ("TRAIN", "TEST"):
+        file = uea / f"Tiny_{part}.ts"
+        file.write_text(file.read_text().replace(HEADER, header))
+    for a, b in zip(load_uea(uea), expected, strict=True):
+        for one, other in zip(a, b, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "load", "name"),
+    [
+        ("har", load_uci_har, "total_acc_x_train.txt"),
+        ("har", load_uci_har, "y_test.txt"),
+        ("arabic", load_spoken_arabic_digits, "Train_Arabic_Digit.txt"),
+        ("uea", load_uea, "Tiny_TRAIN.ts"),
+    ],
+)
+def test_text_of_other_systems(kind, load, name, request):
+    folder = request.getfixturevalue(kind)
+    expected = load(folder)
+    file = next(folder.rglob(name))
+    content = file.read_bytes()
+    for mark, end in ((b"\xef\xbb\xbf", b"\r\n"), (b"", b"\r")):
+        file.write_bytes(mark + content.replace(b"\n", end))
+        (file.parent / f"._{name}").write_bytes(b"\0\5\x16\7")
+        for a, b in zip(load(folder), expected, strict=True):
+            for one, other in zip(a, b, strict=True):
+                np.testing.assert_array_equal(one, other)
+    for other in (content + b"\xff", content.decode().encode("utf-16")):
+        file.write_bytes(other)
+        with pytest.raises(ValueError, match=rf"{name}: it is not UTF-8 text.*available at"):
+            load(folder)
 
 
 def test_uea_pairs_must_agree(uea):
@@ -220,9 +267,12 @@ def test_imdb_of_keras(tmp_path):
     train, _ = load_imdb(tmp_path / "imdb.npz", num_words=6, max_length=4, allow_pickle=True)
     np.testing.assert_array_equal(train.values, [[2, 5, 3, 0], [1, 0, 0, 0]])
     np.testing.assert_array_equal(train.labels, [1, 0])
-    np.savez(tmp_path / "imdb.npz", **arrays | {"x_test": np.array([{"a": 1}, None], object)})
-    with pytest.raises(ValueError, match="must hold lists of ids"):
-        load_imdb(tmp_path / "imdb.npz", allow_pickle=True)
+    halves, nested = np.empty(2, object), np.empty(2, object)
+    halves[:], nested[:] = [[1.5], [2]], [[[1]], [2]]
+    for other in (np.array([{"a": 1}, None], object), halves, nested):
+        np.savez(tmp_path / "imdb.npz", **arrays | {"x_test": other})
+        with pytest.raises(ValueError, match="must hold lists of ids"):
+            load_imdb(tmp_path / "imdb.npz", allow_pickle=True)
 
 
 @pytest.mark.parametrize(
@@ -230,6 +280,7 @@ def test_imdb_of_keras(tmp_path):
     [
         ({"x_train_lengths": np.array([2, 1, 2])}, "add up to the size"),
         ({"x_train_lengths": np.array([2, 0, 4])}, "must be positive"),
+        ({"x_train_lengths": np.array([2**63, 2**63, 6], np.uint64)}, "add up to the size"),
         ({"x_test_ids": np.array([0.5] * 4)}, "add up to the size"),
         ({"y_train": np.array([1, 0])}, "for each of 3 reviews"),
         ({"y_test": np.array([2])}, "must be 0 or 1"),

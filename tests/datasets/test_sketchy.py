@@ -84,6 +84,18 @@ def test_incomplete_folders_are_refused(folder):
         load_sketchy(folder / "nothing", 3)
 
 
+def test_names_of_other_systems(folder):
+    expected = load_sketchy(folder, 3, pairs_per_class=4, size=8)
+    for kind, end in (("photo", "jpg"), ("sketch", "png")):
+        for file in list(folder.glob(f"256x256/{kind}/**/*.{end}")):
+            (file.parent / f"._{file.name}").write_bytes(b"\0\5\x16\7")
+            file.rename(file.with_suffix(f".{end.upper()}"))
+    next(folder.glob("256x256/photo/**/ant")).with_name(".cache").mkdir()
+    found = load_sketchy(folder, 3, pairs_per_class=4, size=8)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_split_is_within_classes_and_keeps_pairs(folder):
     pairs = load_sketchy(folder, 3, pairs_per_class=4, size=8)
     train, test = split_pairs(pairs, 0.75, seed=2)
@@ -130,6 +142,64 @@ def test_pickle_of_floating_point_images_is_scaled(tmp_path):
     np.testing.assert_allclose(test.photos, expected, rtol=1e-5)
 
 
+def test_pickle_of_half_precision_images_is_scaled_in_full_precision(tmp_path):
+    stored = published()
+    for view in ("v1", "v2"):
+        for part in ("train", "test"):
+            stored[view][part] = (100 * stored[view][part].astype("float32")).astype("float16")
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(stored))
+    _, test = load_sketchy_pickle(tmp_path / "a.pkl", allow_pickle=True)
+    low, high = (f(stored["v1"]["train"].astype(float)) for f in (np.min, np.max))
+    images = np.moveaxis(stored["v1"]["test"], 1, -1).astype(float)
+    np.testing.assert_allclose(test.photos, 255 * (images - low) / (high - low), rtol=1e-6)
+
+
+def test_a_pickle_of_python_2(tmp_path):
+    stored = published()
+    wanted, _ = load_sketchy_pickle_of(tmp_path / "3.pkl", pickle.dumps(stored, 2))
+    found, _ = load_sketchy_pickle_of(tmp_path / "2.pkl", python_2(stored))
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def load_sketchy_pickle_of(path, content):
+    path.write_bytes(content)
+    return load_sketchy_pickle(path, allow_pickle=True)
+
+
+def python_2(value):
+    """A pickle in the protocol 2 as Python 2 writes it: of strings, arrays, and dicts of them."""
+
+    def string(content):
+        return b"T" + len(content).to_bytes(4, "little") + content
+
+    def integer(number):
+        return b"J" + number.to_bytes(4, "little", signed=True)
+
+    def encode(value):
+        if isinstance(value, dict):
+            items = (string(key.encode()) + encode(one) for key, one in value.items())
+            return b"}(" + b"".join(items) + b"u"
+        kind = value.dtype.str
+        dtype = b"cnumpy\ndtype\n(" + string(kind[1:].encode()) + integer(0) + integer(1) + b"tR("
+        order = string(kind[:1].encode())
+        dtype += integer(3) + order + b"NNN" + 2 * integer(-1) + integer(0) + b"tb"
+        shape = b"(" + b"".join(map(integer, value.shape)) + b"t"
+        empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n("
+        empty += integer(0) + b"t" + string(b"b") + b"tR("
+        return empty + integer(1) + shape + dtype + b"\x89" + string(value.tobytes()) + b"tb"
+
+    return b"\x80\x02" + encode(value) + b"."
+
+
+def test_large_labels_do_not_wrap(tmp_path):
+    stored = published()
+    for part in ("train", "test"):
+        stored["label"][part] = np.arange(len(stored["label"][part])) % 2 * 2**32
+    train, _ = load_sketchy_pickle_of(tmp_path / "a.pkl", pickle.dumps(stored))
+    np.testing.assert_array_equal(train.labels, np.arange(8) % 2)
+
+
 def test_bad_pickles_are_refused(tmp_path):
     path = tmp_path / "a.pkl"
 
@@ -148,12 +218,17 @@ def test_bad_pickles_are_refused(tmp_path):
         ("v2", "test", np.zeros((3, 3, 6, 6), "uint8"), "rows of v1, v2 and label in test"),
         ("v2", "test", np.zeros((4, 3, 6, 7), "uint8"), "differ in shape"),
         ("v1", "train", np.full((8, 3, 6, 6), np.nan), "not finite"),
+        ("v1", "train", np.ones((8, 3, 6, 6), complex), r"images .* expected"),
         ("label", "train", np.zeros(8), "integer labels"),
+        ("label", "train", 3, "integer labels"),
         ("label", "test", np.arange(4), "labels that train has not"),
     ):
         stored = published()
         stored[view][part] = value
         refused(stored, problem)
+    stored = published("float64")
+    stored["v1"]["test"][0, 0, 0, 0] = 1e300
+    refused(stored, "not finite .in float32. once it is scaled")
     stored = published()
     del stored["v2"]["train"]
     refused(stored, r"no array at \['v2'\]\['train'\].*https://sketchy")

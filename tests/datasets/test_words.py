@@ -75,6 +75,8 @@ def test_no_wanted_word_gives_an_empty_matrix(tmp_path):
         ("", "first line"),
         ("1 2\ntiger 0.5 x\n", "not a number"),
         ("1 2\ntiger 0.5 nan\n", "not finite"),
+        ("1 2\ntiger 0.5 1e39\n", "word 1 .* not finite"),
+        (VEC.encode("utf-16").decode("latin1"), "first line"),
     ],
 )
 def test_word_vectors_that_are_not_whole_are_refused(tmp_path, content, message):
@@ -129,6 +131,30 @@ def test_word_pairs(tmp_path):
             load_word_pairs(path)
 
 
+def test_text_of_other_systems(tmp_path):
+    texts = {
+        load_word_vectors: VEC,
+        load_word_pairs: "cat Katze\na\x85b a\xa0c\n",
+        load_word_similarity: "word 1\tword 2\tscore\nalt\tne\x85u\t7.5\n",
+    }
+    path = tmp_path / "words.txt"
+    for load, text in texts.items():
+        path.write_bytes(text.encode())
+        expected = load(path)
+        ends = ("\n", "\r\n") if load is load_word_vectors else ("\n", "\r\n", "\r")
+        for end in ends:
+            path.write_bytes(text.replace("\n", end).encode("utf-8-sig"))
+            for a, b in zip(load(path), expected, strict=True):
+                np.testing.assert_array_equal(a, b)
+        for content in (text.encode() + b"\xff", text.encode("utf-16")):
+            path.write_bytes(content)
+            problem = "first line must be|word 4" if load is load_word_vectors else "not UTF-8"
+            with pytest.raises(ValueError, match=rf"words\.txt: .*({problem}).*at http"):
+                load(path)
+    path.write_bytes(texts[load_word_pairs].encode())
+    assert load_word_pairs(path) == [("cat", "Katze"), ("a\x85b", "a\xa0c")]
+
+
 def test_word_similarity(tmp_path):
     path = tmp_path / "table.tsv"
     path.write_text("word 1\tword 2\tscore\nalt\tneu\t0.0769\nklug\tweise\t9.5", encoding="utf-8")
@@ -178,6 +204,8 @@ def test_crosslingual(tmp_path):
         ("de_vectors", None, "has no de_vectors"),
         ("de_vectors", np.ones((2, 5)), "not a vector for each word"),
         ("de_vectors", np.full((3, 5), np.nan), "not finite"),
+        ("eval_en_vectors", np.full((2, 4), 1e39), "eval_en_vectors has a value .* not finite"),
+        ("de_vectors", np.ones((3, 5), int), "de_vectors has values that are not finite numbers"),
         ("de_vectors", np.ones((3, 6)), "de vectors differ in width"),
         ("en_words", np.arange(3), "not a vector for each word"),
         ("eval_pairs_de", np.array([0, 1]), "must be indices"),

@@ -6,7 +6,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf import LambdaSchedule, Prox, ProxCCA, ProxGCCA, ProxLSTM, linear_lambda
+from proxnet_tf import (
+    CanonicalCorrelation,
+    CCALoss,
+    CCARegularizer,
+    GCCALoss,
+    GCCARegularizer,
+    LambdaSchedule,
+    Prox,
+    ProxCCA,
+    ProxGCCA,
+    ProxLSTM,
+    linear_lambda,
+)
+from proxnet_tf.solvers import Newton
 from tests.helpers.data import shared_views
 
 DEVICES = ["CPU:0", "CPU:1"]
@@ -24,15 +37,31 @@ def steps_of(layer):
     return step
 
 
-def run_on(strategy, layer, x, cotangent, split):
-    """The same with rows [:split] on the first replica and the others on the second."""
+def loss_of(loss):
+    """Value and gradients of a loss, or of the losses of a layer, as Keras scales them."""
+
+    def step(x, _):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            if isinstance(loss, keras.losses.Loss):
+                value = loss(None, x)
+            else:
+                loss(x)
+                value = sum(loss.losses) / tf.distribute.get_strategy().num_replicas_in_sync
+        return tf.reshape(value, [1]), tape.gradient(value, x)
+
+    return step
+
+
+def run_on(strategy, step, x, cotangent, split):
+    """A step with rows [:split] on the first replica and the others on the second."""
 
     def part(context):
         rows = slice(split) if context.replica_id_in_sync_group == 0 else slice(split, None)
         return tf.constant(x[rows]), tf.constant(cotangent[rows])
 
     values = strategy.experimental_distribute_values_from_function(part)
-    results = tf.function(lambda v: strategy.run(steps_of(layer), args=v))(values)
+    results = tf.function(lambda v: strategy.run(step, args=v), reduce_retracing=True)(values)
     return [
         np.concatenate([r.numpy() for r in strategy.experimental_local_results(result)])
         for result in results
@@ -52,7 +81,9 @@ def exactness(strategy):
         ("cca", ProxCCA, None, (3, 7)),
         ("gcca", ProxGCCA, 4, (3, 4, 3)),
     ):
-        options = dict(lam=0.5, split=sizes, dtype="float64", tolerance=1e-11, jit_solver=False)
+        options = dict(
+            lam=0.5, split=sizes, dtype="float64", solver=Newton(1e-11, jit_compile=False)
+        )
         expected = [
             t.numpy() for t in steps_of(cls(k, **options))(tf.constant(x), tf.constant(cotangent))
         ]
@@ -60,7 +91,7 @@ def exactness(strategy):
             layer = cls(k, synchronized=True, inference="moving", momentum=0.0, **options)
             layer.build(x.shape)
         for split in (25, 31, 50):  # even, uneven, a replica without rows
-            found = run_on(strategy, layer, x, cotangent, split)
+            found = run_on(strategy, steps_of(layer), x, cotangent, split)
             errors[f"{name} {split}"] = error(found, expected)
         applied = layer(x, training=False)  # the moving map is the last one
         errors[f"{name} moving"] = error([applied.numpy()], expected[:1])
@@ -72,24 +103,94 @@ def exactness(strategy):
             for s in (slice(31), slice(31, None))
         ]
         expected = [np.concatenate([h[i].numpy() for h in halves]) for i in (0, 1)]
-        found = run_on(strategy, layer, x, cotangent, 31)
+        found = run_on(strategy, steps_of(layer), x, cotangent, 31)
         errors[f"{name} apart"] = error(found, expected)
     return errors
+
+
+def losses(strategy):
+    """Errors of the value and the gradient of the losses against one device, by case."""
+    x = shared_views(50, (3, 4, 3), seed=7) + 2.0 * (np.arange(50) > 30)[:, None]
+    cases = {
+        "cca loss": lambda **kw: CCALoss(2, split=(3, 7), dtype="float64", **kw),
+        "gcca loss": lambda **kw: GCCALoss(4, split=(3, 4, 3), dtype="float64", **kw),
+        "cca penalty": lambda **kw: CCARegularizer(0.3, split=(3, 7), dtype="float64", **kw),
+        "gcca penalty": lambda **kw: GCCARegularizer(
+            0.3, num_components=4, split=(3, 4, 3), dtype="float64", **kw
+        ),
+    }
+    errors = {}
+    for name, make in cases.items():
+        whole = [t.numpy() for t in loss_of(make())(tf.constant(x), None)]
+        parts = [loss_of(make())(tf.constant(x[s]), None) for s in (slice(31), slice(31, None))]
+        apart = [np.concatenate([p[i].numpy() for p in parts]) for i in (0, 1)]
+        with strategy.scope():
+            together, alone = make(synchronized=True), make()
+            for layer in (together, alone):
+                if isinstance(layer, keras.layers.Layer):
+                    layer.build(x.shape)
+        for split in (25, 31, 50):
+            value, gradient = run_on(strategy, loss_of(together), x, x, split)
+            value = value.sum(keepdims=True)
+            errors[f"{name} {split}"] = error([value, gradient], whole)
+        found = run_on(strategy, loss_of(alone), x, x, 31)
+        errors[f"{name} apart"] = error(found, [a / 2 for a in apart])
+    return errors
+
+
+def epoch(strategy):
+    """The metric after two batches of which each replica sees a part, against one device."""
+    x = shared_views(64, (3, 4), seed=8) + 2.0 * (np.arange(64) >= 32)[:, None]
+    alone = CanonicalCorrelation(split=(3, 4), dtype="float64")
+    alone.update_state(None, x)
+    found = {"one device": float(alone.result())}
+    for split in (32, 20, 64):
+        with strategy.scope():
+            metric = CanonicalCorrelation(split=(3, 4), dtype="float64")
+
+        def step(x, weight, metric=metric):
+            metric.update_state(None, x, weight[:, 0])
+            return tf.zeros([1]), tf.zeros([1])
+
+        run_on(strategy, step, x[:40], np.ones((40, 1)), min(split, 40))
+        run_on(strategy, step, x[40:], np.ones((24, 1)), max(split - 40, 0))
+        found[str(split)] = float(metric.result())
+    return found
+
+
+def correlated_model():
+    """A penalty, a proximal layer, a loss and a metric of correlation in one model."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((7,)),
+            keras.layers.Dense(7),
+            CCARegularizer(0.5, split=(3, 4), synchronized=True),
+            ProxCCA(split=(3, 4), lam=5.0, synchronized=True, solver=Newton(jit_compile=False)),
+        ]
+    )
+    loss = CCALoss(2, epsilon=0.1, split=(3, 4), synchronized=True)
+    return model, loss, [CanonicalCorrelation(split=(3, 4))]
 
 
 def views_model():
     keras.utils.set_random_seed(0)
     inputs = [keras.Input((3,)), keras.Input((4,))]
     codes = [keras.layers.Dense(3)(x) for x in inputs]
-    moved = ProxCCA(lam=0.5, synchronized=True, inference="moving", monitor=True, jit_solver=False)(
-        codes
-    )
-    return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(moved)))
+    moved = ProxCCA(
+        lam=0.5,
+        synchronized=True,
+        inference="moving",
+        monitor="views",
+        solver=Newton(jit_compile=False),
+    )(codes)
+    output = keras.layers.Dense(1)(keras.layers.Concatenate()(moved))
+    return keras.Model(inputs, output), "mse", []
 
 
 def sequence_model():
     keras.utils.set_random_seed(0)
-    return keras.Sequential(
+    model = keras.Sequential(
         [
             keras.Input((5, 3)),
             ProxLSTM(4, delta=0.5, lam=2.0),
@@ -97,13 +198,14 @@ def sequence_model():
             keras.layers.Dense(1),
         ]
     )
+    return model, "mse", []
 
 
 def fitted(make, x, y, scope):
     """Weights and history after `fit`, whose batches divide evenly."""
     with scope:
-        model = make()
-        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model, loss, metrics = make()
+        model.compile(keras.optimizers.SGD(0.1), loss, metrics=metrics)
     callbacks = []
     if make is views_model:
         callbacks.append(LambdaSchedule(linear_lambda(0.5, 1.0)))
@@ -118,7 +220,7 @@ def solver_device(data):
     data = np.tile(data, (5, 1))  # 200 rows
     cotangent = tf.ones_like(data)
     functions = [
-        tf.function(steps_of(ProxCCA(lam=0.5, split=(3, 4), solver_device=device)))
+        tf.function(steps_of(ProxCCA(lam=0.5, split=(3, 4), solver=Newton(device=device))))
         for device in ("CPU:1", None)
     ]
     there, default = ([t.numpy() for t in f(data, cotangent)] for f in functions)
@@ -137,11 +239,21 @@ def main():
     logical = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(device, logical)
     strategy = tf.distribute.MirroredStrategy(DEVICES)
-    found = {"exactness": exactness(strategy), "fit": {}}
+    found = {
+        "exactness": exactness(strategy),
+        "losses": losses(strategy),
+        "epoch": epoch(strategy),
+        "fit": {},
+    }
     data = shared_views(40, (3, 4), seed=3).astype("float32")
     target = data[:, :1] - data[:, 4:5]
     sequences = np.random.default_rng(4).normal(size=(40, 5, 3)).astype("float32")
-    for make, x in ((views_model, [data[:, :3], data[:, 3:]]), (sequence_model, sequences)):
+    cases = (
+        (views_model, [data[:, :3], data[:, 3:]]),
+        (sequence_model, sequences),
+        (correlated_model, data + np.arange(40, dtype="float32")[:, None] / 20),
+    )
+    for make, x in cases:
         one, history = fitted(make, x, target, tf.device("CPU:0"))
         two, other = fitted(make, x, target, strategy.scope())
         found["fit"][make.__name__] = {

@@ -10,10 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf import ProxCCA
+from proxnet_tf.solvers import Newton
 from tests.helpers.data import shared_views
 from tests.helpers.mirrored import error, steps_of
 
-OPTIONS = dict(lam=0.5, split=(3, 4), dtype="float64", tolerance=1e-11, jit_solver=False)
+OPTIONS = dict(lam=0.5, split=(3, 4), dtype="float64", solver=Newton(1e-11, jit_compile=False))
 
 
 def main():

@@ -145,9 +145,9 @@ def test_virtual_training_lowers_the_divergence():
         trained.fit(x, y, batch_size=4, epochs=40, verbose=0)
         points = trained._parts()[0](x)
         predict, z, mask = trained._from_points(points, training=False)
-        np.testing.assert_array_equal(mask, np.arange(STEPS)[None] < LENGTHS[:, None])
         y_pred = predict(tf.zeros_like(z))
         direction = trained._virtual_direction(predict, y_pred, z, mask)
+        np.testing.assert_array_equal(mask, np.arange(STEPS)[None] < LENGTHS[:, None])
         divergence = kl_divergence(y_pred, predict(direction), False)
         divergences.append(float(tf.reduce_mean(divergence)))
     assert divergences[1] < 0.5 * divergences[0]
@@ -172,6 +172,188 @@ def test_kl_divergence():
     logits = np.log(np.array([[0.2, 0.8], [0.1, 0.9]])) + 3.0, np.log(q) - 1.0
     second = 0.1 * np.log(0.1 / 0.3) + 0.9 * np.log(0.9 / 0.7)
     np.testing.assert_allclose(kl_divergence(*logits, True), [expected[0], second], rtol=1e-6)
+
+
+def test_kl_divergence_of_classes_that_are_ruled_out():
+    infinite = -np.inf
+    p, q = tf.constant([[1.0, 2.0, infinite]]), tf.constant([[1.5, 2.0, infinite]])
+    two = kl_divergence(p[:, :2], q[:, :2], True)
+    with tf.GradientTape() as tape:
+        tape.watch(q)
+        found = kl_divergence(p, q, True)
+    np.testing.assert_allclose(found, two, rtol=1e-6)
+    np.testing.assert_allclose(found, [0.026], atol=1e-3)
+    gap = 1 / (1 + np.exp(0.5)) - 1 / (1 + np.exp(1.0))  # softmax(q) - softmax(p), first class
+    np.testing.assert_allclose(tape.gradient(found, q), [[gap, -gap, 0.0]], atol=1e-6)
+    assert kl_divergence(p[:, ::-1], q, True).numpy() == np.inf
+    np.testing.assert_allclose(
+        kl_divergence(np.float16([[0.0, -5e4]]), np.float16([[0.0, -6e4]]), True), 0.0
+    )
+
+
+def test_a_class_that_is_ruled_out_in_fit():
+    inputs = keras.Input((3,))
+    open_classes = tf.constant([True, True, False])
+    logits = keras.layers.Lambda(lambda x: tf.where(open_classes, x, -np.inf))(
+        keras.layers.Dense(3)(inputs)
+    )
+    model = compiled(keras.Model(inputs, logits), logits=True, method="virtual")
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    history = model.fit(x, np.arange(8) % 2, epochs=2, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+def one_output(kind):
+    """A model, the layer to perturb and its inputs: no mask reaches the layer."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, 5, 3)).astype("float32")
+    dense = keras.layers.Dense(2)
+    if kind == "recurrent":
+        recurrent = keras.layers.LSTM(4, name="r")
+        return keras.Sequential([keras.Input((5, 3)), recurrent, dense]), "r", x
+    if kind == "dense":
+        layers = [keras.layers.Dense(4, name="r"), keras.layers.Flatten(), dense]
+        return keras.Sequential([keras.Input((5, 3)), *layers]), "r", x
+    if kind == "convolution":
+        layers = [keras.layers.Conv1D(4, 2), keras.layers.Flatten(name="r"), dense]
+        return keras.Sequential([keras.Input((5, 3)), *layers]), "r", x
+    if kind == "tokens":
+        layers = [keras.layers.Embedding(7, 4), keras.layers.GRU(4, name="r"), dense]
+        tokens = keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
+        return tokens, "r", rng.integers(0, 7, (8, 5))
+    inputs = [keras.Input((5, 3), name="a"), keras.Input((2,), name="b")]
+    pooled = keras.layers.GlobalAveragePooling1D()(inputs[0])
+    joined = keras.layers.Concatenate()([pooled, inputs[1]])
+    outputs = dense(keras.layers.Dense(4, name="r")(joined))
+    arrays = [x, rng.normal(size=(8, 2)).astype("float32")]
+    if kind == "dictionary":
+        model = keras.Model({"a": inputs[0], "b": inputs[1]}, {"out": outputs})
+        return model, "r", {"a": arrays[0], "b": arrays[1]}
+    return keras.Model(inputs, outputs), "r", arrays
+
+
+ONE_OUTPUT = ("recurrent", "dense", "convolution", "tokens", "two inputs", "dictionary")
+
+
+@pytest.mark.parametrize("method", ["adversarial", "virtual"])
+@pytest.mark.parametrize("kind", ONE_OUTPUT)
+def test_a_layer_that_no_mask_reaches(kind, method):
+    keras.utils.set_random_seed(0)
+    base, layer, x = one_output(kind)
+    labels = np.arange(8) % 2
+    y = {"out": labels} if kind == "dictionary" else labels
+    plain = keras.models.clone_model(base)
+    plain.set_weights(base.get_weights())
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = AdversarialModel(base, layer=layer, method=method, from_logits=True, weight=0.0)
+    results = []
+    for trained in (model, plain):
+        trained.compile(keras.optimizers.SGD(0.1), loss)
+        # batches of different sizes count by their rows
+        history = trained.fit(x, y, batch_size=5, epochs=2, shuffle=False, verbose=0).history
+        results.append([*history["loss"], trained.evaluate(x, y, verbose=0)])
+    np.testing.assert_allclose(*results, rtol=1e-5)
+    model = AdversarialModel(base, layer=layer, method=method, from_logits=True)
+    model.compile(keras.optimizers.SGD(0.0), loss)
+    above = model.fit(x, y, batch_size=8, verbose=0).history["loss"][0]
+    assert above > model.evaluate(x, y, batch_size=8, verbose=0) + 1e-3
+
+
+def steps_model():
+    keras.utils.set_random_seed(4)
+    return keras.Sequential(
+        [
+            keras.Input((None, FEATURES)),
+            keras.layers.Masking(),
+            keras.layers.Dense(5, "tanh"),
+            keras.layers.LSTM(6, return_sequences=True, name="recurrent"),
+            keras.layers.Dense(CLASSES, "softmax"),
+        ]
+    )
+
+
+def fitted_loss(model, x, y, sample_weight=None, **settings):
+    """The objective, without a change of the weights."""
+    adversarial = compiled(model, learning_rate=0.0, **settings)
+    options = dict(batch_size=len(x), verbose=0, sample_weight=sample_weight)
+    return adversarial.fit(x, y, **options).history["loss"][0]
+
+
+@pytest.mark.parametrize("layer", [None, "recurrent"])
+@pytest.mark.parametrize("method", ["adversarial", "virtual"])
+def test_masked_steps_take_no_part(method, layer, monkeypatch):
+    # The random start of the power iteration, the same for all lengths.
+    monkeypatch.setattr(keras.random, "normal", lambda shape, dtype, seed: tf.ones(shape, dtype))
+    x, _ = sequences()
+    valid = np.arange(STEPS) < LENGTHS[:, None]
+    labels = np.where(valid, np.random.default_rng(0).integers(0, CLASSES, (4, STEPS)), 0)
+    longer = np.concatenate([x, np.zeros((4, 20, FEATURES), "float32")], 1)
+    more = np.concatenate([labels, np.full((4, 20), 3)], 1)
+    settings = dict(method=method, layer=layer, power_iterations=3, epsilon=0.5)
+    model = steps_model()
+    plain = fitted_loss(model, x, labels, method=method, layer=layer, weight=0.0)
+    prediction = np.asarray(model(x))
+    rows, steps = np.nonzero(valid)
+    wanted = -np.log(prediction[rows, steps, labels[rows, steps]]).mean()
+    np.testing.assert_allclose(plain, wanted, rtol=1e-5)
+    short = fitted_loss(model, x, labels, **settings)
+    assert short > plain + 1e-4
+    np.testing.assert_allclose(fitted_loss(model, longer, more, **settings), short, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["adversarial", "virtual"])
+def test_sample_weights_of_every_shape(method, monkeypatch):
+    monkeypatch.setattr(keras.random, "normal", lambda shape, dtype, seed: tf.ones(shape, dtype))
+    weights = np.array([0.2, 1.0, 3.0, 0.5], "float32")
+    x, y = sequences()
+    settings = dict(method=method, layer="recurrent")
+    model = make_model()
+    one = fitted_loss(model, x, y, weights, **settings)
+    np.testing.assert_allclose(fitted_loss(model, x, y, weights[:, None], **settings), one)
+    assert abs(one - fitted_loss(model, x, y, **settings)) > 1e-3
+    model = steps_model()
+    labels = np.repeat(y[:, None], STEPS, 1)
+    found = [
+        fitted_loss(model, x, labels, w, **settings)
+        for w in (weights[:, None], np.repeat(weights[:, None], STEPS, 1))
+    ]
+    np.testing.assert_allclose(found, found[0], rtol=1e-6)
+
+
+def test_the_virtual_term_by_hand(monkeypatch):
+    monkeypatch.setattr(keras.random, "normal", lambda shape, dtype, seed: tf.ones(shape, dtype))
+    x, y = sequences()
+    weights = np.array([0.2, 1.0, 3.0, 0.5], "float32")
+    model = make_model()
+    settings = dict(method="virtual", epsilon=0.4, step=0.2)
+    plain = fitted_loss(model, x, y, weights[:, None], weight=0.0, **settings)
+    found = fitted_loss(model, x, y, weights[:, None], weight=2.0, **settings)
+    start = tf.constant(np.ones_like(x) / np.sqrt(x[0].size))
+    with tf.GradientTape() as tape:
+        tape.watch(start)
+        total = tf.reduce_sum(kl_divergence(model(x), model(x + 0.2 * start), False))
+    gradient = tape.gradient(total, start).numpy()
+    r = 0.4 * gradient / np.sqrt((gradient**2).sum((1, 2), keepdims=True))
+    divergences = kl_divergence(model(x), model(x + r), False).numpy()
+    np.testing.assert_allclose(found, plain + 2.0 * np.mean(weights * divergences), rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["adversarial", "virtual"])
+@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "float64"])
+def test_precisions(dtype, method):
+    x, y = sequences()
+    old = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype)
+    try:
+        trained = compiled(make_model(), 0.01, method=method, layer="recurrent")
+    finally:
+        keras.config.set_dtype_policy(old)
+    before = [w.copy() for w in trained.get_weights()]
+    history = trained.fit(x, y, epochs=2, batch_size=4, verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    moved = [np.abs(a - b).max() for a, b in zip(before, trained.get_weights(), strict=True)]
+    assert max(moved) > 0
 
 
 def test_save_fit_metrics_and_callbacks(tmp_path):

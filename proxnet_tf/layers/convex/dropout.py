@@ -5,13 +5,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import add_lam, at_least_float32, check_integer, check_number
+from proxnet_tf.checks import (
+    HasLam,
+    add_lam,
+    at_least_float32,
+    check_integer,
+    check_number,
+    lam_of,
+    nan_without,
+)
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops.convex.dropout import dropout_solution
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxDropout(keras.layers.Layer):
+class ProxDropout(HasLam, keras.layers.Layer):
     """The proximal map of dropout's adaptive regulariser, example by example.
 
         c_x = argmin_c 1/2 p (1 - p) sum_i x_i^2 c_i^2 + lam/2 ||c - x||^2,  p = sigmoid(x^T c)
@@ -69,14 +77,13 @@ class ProxDropout(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
         dtype = at_least_float32(self.compute_dtype)
+        lam = lam_of(self, dtype)
         found = dropout_solution(
-            tf.cast(inputs, dtype),
-            tf.cast(self.lam, dtype),
-            self.num_points,
-            self._monitor.backward(training),
+            tf.cast(inputs, dtype), lam, self.num_points, self._monitor.backward(training)
         )
         self._monitor.forward(found.report)
-        return tf.cast(tf.ensure_shape(found.point, inputs.shape), self.compute_dtype)
+        outputs = nan_without(lam, tf.ensure_shape(found.point, inputs.shape))
+        return tf.cast(outputs, self.compute_dtype)
 
     @property
     def status(self) -> dict[str, float]:

@@ -7,11 +7,14 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import (
+    HasLam,
     add_lam,
     at_least_float32,
     check_choice,
     check_integer,
     check_number,
+    lam_of,
+    nan_without,
 )
 from proxnet_tf.layers.convex import axes
 from proxnet_tf.layers.convex.regularizer import Regularizer
@@ -24,7 +27,7 @@ _SMOOTH = ("squared_l2", "quadratic")
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class Prox(keras.layers.Layer):
+class Prox(HasLam, keras.layers.Layer):
     """The proximal map of any regulariser: argmin_{z in C} R(z) + lam/2 ||z - x||^2.
 
     R by name or as a `Regularizer` is exact, in closed form. R as a function is solved by L-BFGS
@@ -166,7 +169,7 @@ class Prox(keras.layers.Layer):
         mask = mask[0] if isinstance(mask, list | tuple) else mask
         dtype = at_least_float32(self.compute_dtype)
         x = tf.cast(x, dtype)
-        lam = tf.cast(self.lam, dtype)
+        lam = lam_of(self, dtype)
         if self._closed_form is not None and context is None:
             z = axes.apply_closed_form(self._closed_form, x, lam, mask, self.over, self.axis)
             self._monitor.forward(exact(z))
@@ -174,7 +177,7 @@ class Prox(keras.layers.Layer):
             found = self._solve(x, context, lam, mask, training)
             self._monitor.forward(found.report)
             z = found.point
-        z = tf.ensure_shape(z, x.shape)
+        z = nan_without(lam, tf.ensure_shape(z, x.shape))
         return tf.cast(z, self.compute_dtype)
 
     def _split_inputs(self, inputs: Any) -> tuple[tf.Tensor, tf.Tensor | None]:

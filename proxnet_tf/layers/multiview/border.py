@@ -1,73 +1,226 @@
-"""Views as a Keras layer receives them, and side by side as the mathematics wants them."""
+"""The border between views as a user passes them and rows as the mathematics wants them."""
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import check_integer
+from proxnet_tf.checks import at_least_float32, check_bool, check_integer, check_number
+from proxnet_tf.ops.multiview.correlation import CCA, Correlation
+from proxnet_tf.ops.multiview.prox import correlation_loss
 
 
-def check_split(split: Sequence[int] | None, min_views: int = 2) -> tuple[int, ...] | None:
-    """`split` as a tuple of widths >= 1, or a `ValueError`."""
-    if split is None:
-        return None
-    if not isinstance(split, Sequence) or isinstance(split, str) or len(split) < min_views:
-        raise ValueError(
-            f"`split` must be a tuple with the widths of the views, such as (10, 12). "
-            f"Received: split={split!r}"
-        )
-    return tuple(check_integer("split", size) for size in split)
+class Views(NamedTuple):
+    """Views inside the border.
+
+    Attributes:
+        rows: the views side by side, `[n, D]`; time steps are rows.
+        valid: the rows in which no view is missing, `[n, 1]` booleans; None if every row is one.
+        correlation: which correlation of which widths.
+        parts: the tensors outside.
+        structure: what they came in.
+    """
+
+    rows: tf.Tensor
+    valid: tf.Tensor | None
+    correlation: Correlation
+    parts: list[Any]
+    structure: Any
+
+    @property
+    def lead(self) -> tf.Tensor:
+        """The axes of the rows outside, (batch,) or (batch, time)."""
+        return tf.shape(self.parts[0])[:-1]
+
+    def leave(self, rows: tf.Tensor, dtype: str) -> Any:
+        """Rows `[n, D]` in the structure and the shapes of the views outside."""
+        width = self.correlation.width
+        x = tf.reshape(rows, tf.concat([self.lead, [width]], 0))
+        x = tf.cast(tf.ensure_shape(x, (*self.parts[0].shape[:-1], width)), dtype)
+        if len(self.parts) == 1:
+            return x
+        parts = tf.split(x, self.correlation.sizes, axis=-1)
+        return keras.tree.pack_sequence_as(self.structure, parts)
 
 
-def is_list(inputs: Any) -> bool:
-    """Whether the views came as a list or tuple rather than side by side in one tensor."""
-    return isinstance(inputs, list | tuple)
+class Border:
+    """Checks views and their masks, and takes them in and out. One object for every owner.
 
-
-def standardize(inputs: Any) -> Any:
-    """A list of tensors or arrays as it is, anything else (nested numbers too) as one tensor."""
-    if is_list(inputs) and any(hasattr(x, "shape") for x in inputs):
-        return inputs
-    return inputs if hasattr(inputs, "shape") else tf.convert_to_tensor(inputs)
-
-
-def shape_of(inputs: Any) -> Any:
-    """Static shape of one tensor, or the list of those of the views."""
-    return [tuple(x.shape) for x in inputs] if is_list(inputs) else tuple(inputs.shape)
-
-
-def _is_list_of_shapes(shape):
-    return bool(shape) and isinstance(shape[0], list | tuple)
-
-
-def view_sizes(
-    shape: Any, split: tuple[int, ...] | None, *, max_views: int | None, name: str
-) -> tuple[int, ...]:
-    """Widths of the views from the shape (or list of shapes) of an input.
+    Views come as the leaves of any structure of Keras (a list, a tuple, a named tuple, a dict in
+    the order of its sorted keys), or side by side in one tensor.
 
     Args:
-        shape: `(batch, d)` or `(batch, time, d)` of one tensor, or a list of such shapes.
-        split: widths of the views in one tensor; halves by default.
-        max_views: 2 for CCA, None for any number.
-        name: name of the layer, for messages.
+        owner: name of the layer, loss or metric, for messages.
+        kind: `CCA` for exactly two views, `GCCA` for two or more.
+        num_components: k >= 1. For `CCA` at most min(d1, d2), which None stands for; for `GCCA` at
+            most the sum of the widths.
+        epsilon: ridge >= 0 on each view's covariance.
+        split: widths of the views that come side by side in one tensor; two halves by default.
+        nan_is_missing: whether a view is also missing in a row in which it has a NaN.
+        synchronized: whether the rows of all replicas of a `tf.distribute` strategy count
+            together.
 
     Raises:
-        ValueError: not the number of views, ranks or lengths that differ, widths unknown or not
-            adding up.
+        ValueError: an argument outside its range.
     """
-    wanted = "two views" if max_views == 2 else "two or more views"
-    how = (
-        f"{name} takes {wanted}: a list of tensors (batch, d_j) or (batch, time, d_j), or one "
-        "tensor with the views side by side in its last axis"
-    )
-    if isinstance(shape, dict):
-        raise ValueError(f"{how}. Received a dict with the keys {sorted(shape)}: pass a list.")
-    if _is_list_of_shapes(shape):
-        shapes = [tuple(s) for s in shape]
-        if len(shapes) < 2 or (max_views and len(shapes) > max_views):
+
+    def __init__(
+        self,
+        owner: str,
+        kind: type[Correlation],
+        num_components: int | None,
+        *,
+        epsilon: float,
+        split: Sequence[int] | None = None,
+        nan_is_missing: bool = False,
+        synchronized: bool = False,
+    ):
+        self.owner = owner
+        self.kind = kind
+        self._two = kind is CCA
+        if not self._two or num_components is not None:
+            num_components = check_integer("num_components", num_components)
+        self.num_components = num_components
+        self.epsilon = check_number("epsilon", epsilon, at_least=0.0)
+        self.split = _check_split(split)
+        self.nan_is_missing = check_bool("nan_is_missing", nan_is_missing)
+        self.synchronized = check_bool("synchronized", synchronized)
+        self.fixed: Correlation | None = None  # set by owners that only take views of one width
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that the owner's configuration holds."""
+        return {
+            "num_components": self.num_components,
+            "epsilon": self.epsilon,
+            "split": self.split,
+            "nan_is_missing": self.nan_is_missing,
+            "synchronized": self.synchronized,
+        }
+
+    def correlation_of(self, shape: Any) -> Correlation:
+        """Which correlation of which widths, from the shapes of the views outside.
+
+        Args:
+            shape: `(batch, d)` or `(batch, time, d)` of one tensor, or a structure of such shapes.
+
+        Raises:
+            ValueError: not the number of views, ranks or lengths that differ, widths that are
+                unknown, do not add up, allow no k components or are not those fixed before.
+        """
+        shapes: list[tuple[int | None, ...]] = []
+        keras.tree.map_shape_structure(lambda s: shapes.append(tuple(s)), shape)
+        sizes = self._sizes_of_parts(shapes) if _is_structure(shape) else self._halves(*shapes)
+        if self.fixed is not None:
+            if sizes != self.fixed.sizes:
+                raise ValueError(
+                    f"{self.owner} was built for views of the widths {self.fixed.sizes}. "
+                    f"Received: {sizes}"
+                )
+            return self.fixed
+        return self.kind(sizes, self._components(sizes))
+
+    def check(self, inputs: Any) -> Correlation:
+        """Which correlation of which widths, from the views outside, symbolic or not.
+
+        Raises:
+            ValueError: ragged or sparse views, a dtype that is not floating point, a leaf that is
+                not a tensor, and as `correlation_of`.
+        """
+        for x in keras.tree.flatten(inputs):
+            if not hasattr(x, "shape"):
+                raise ValueError(f"{self._how}. Received the view {x!r}, which is not a tensor.")
+            for kind, cls in (("ragged", tf.RaggedTensor), ("sparse", tf.SparseTensor)):
+                if isinstance(x, cls) or getattr(x, kind, False) is True:  # symbolic of Keras
+                    raise ValueError(
+                        f"{self.owner} needs dense views; pad them and pass a mask. Received a "
+                        f"{kind} tensor"
+                    )
+            dtype = keras.backend.standardize_dtype(x.dtype)
+            if "float" not in dtype:
+                raise ValueError(
+                    f"{self.owner} needs views of a floating-point dtype; cast them first. "
+                    f"Received: {dtype}"
+                )
+        return self.correlation_of(keras.tree.map_structure(lambda x: tuple(x.shape), inputs))
+
+    def enter(self, inputs: Any, mask: Any = None, dtype: Any = None) -> Views:
+        """Takes views in.
+
+        Args:
+            inputs: the views: tensors or arrays in a structure, or one; for one tensor also
+                nested numbers.
+            mask: `(batch,)` for views `(batch, d_j)`, `(batch, time)` for `(batch, time, d_j)`:
+                one for all views, or a structure with one or None for each. By default the masks
+                that Keras attached to the views.
+            dtype: of the rows; by default the widest of the views'. At least float32.
+
+        Raises:
+            ValueError: masks of another rank or number than the views, and as `check`.
+        """
+        inputs = _standardize(inputs)
+        correlation = self.check(inputs)
+        parts = keras.tree.flatten(inputs)
+        if mask is None:
+            mask = [getattr(x, "_keras_mask", None) for x in parts]
+        dtypes = [dtype] if dtype else [x.dtype for x in parts]
+        wide = max(map(at_least_float32, dtypes), key=lambda dtype: dtype.size)
+        joined = [tf.cast(x, wide) for x in parts]
+        x = tf.concat(joined, axis=-1) if len(joined) > 1 else joined[0]
+        rows = tf.reshape(x, [-1, correlation.width])
+        return Views(rows, self._valid(parts, mask), correlation, parts, inputs)
+
+    def loss(self, inputs: Any, mask: Any = None, dtype: Any = None) -> tf.Tensor:
+        """L of views outside: a scalar of the dtype of the rows, see `enter`."""
+        views = self.enter(inputs, mask, dtype)
+        return self._of_all_replicas(
+            correlation_loss(
+                views.rows,
+                views.correlation,
+                self.epsilon,
+                valid=views.valid,
+                all_reduce=self.all_reduce,
+            )
+        )
+
+    def _of_all_replicas(self, value: tf.Tensor) -> tf.Tensor:
+        """The value that every replica holds, where each has only the gradient of its own rows.
+
+        The value on each replica depends on the rows of all. So what is multiplied with the
+        gradient of a replica's rows is the sum of what arrives at all values.
+        """
+
+        @tf.custom_gradient
+        def held(value):
+            return tf.identity(value), lambda arriving: self.all_reduce(arriving)[0]
+
+        return held(value)
+
+    def all_reduce(self, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        """Sums over the replicas if they count together; the same tensors otherwise."""
+        replica = tf.distribute.get_replica_context()  # None while a model is built under a scope
+        if not self.synchronized or replica is None or replica.num_replicas_in_sync == 1:
+            return sums
+        return tuple(replica.all_reduce(tf.distribute.ReduceOp.SUM, list(sums)))
+
+    @property
+    def _wanted(self) -> str:
+        return "two views" if self._two else "two or more views"
+
+    @property
+    def _how(self) -> str:
+        return (
+            f"{self.owner} takes {self._wanted}: a list of tensors (batch, d_j) or "
+            "(batch, time, d_j), or one tensor with the views side by side in its last axis"
+        )
+
+    def _too_many(self, views: Sequence[Any]) -> bool:
+        return self._two and len(views) > 2
+
+    def _sizes_of_parts(self, shapes: list[tuple[int | None, ...]]) -> tuple[int, ...]:
+        how = self._how
+        if len(shapes) < 2 or self._too_many(shapes):
             raise ValueError(f"{how}. Received {len(shapes)} of the shapes {shapes}.")
         if len({len(s) for s in shapes}) > 1 or len(shapes[0]) not in (2, 3):
             raise ValueError(f"{how}, all of the rank 2 or all of 3. Received: {shapes}.")
@@ -76,115 +229,86 @@ def view_sizes(
             if len(known) > 1:
                 raise ValueError(f"{how}, with the same {what}. Received the shapes {shapes}.")
         sizes = tuple(s[-1] for s in shapes)
-        if None in sizes:
+        if not all(sizes):
             raise ValueError(
-                f"{how}, of known widths (pad ragged views and pass a mask). Received the shapes "
-                f"{shapes}."
+                f"{how}, of known widths >= 1 (pad ragged views and pass a mask). Received the "
+                f"shapes {shapes}."
             )
-        if split is not None and split != sizes:
-            raise ValueError(f"`split`={split} does not match views of the widths {sizes}.")
-        return sizes
-    shape = tuple(shape)
-    if len(shape) not in (2, 3) or shape[-1] is None:
-        raise ValueError(
-            f"{how}, of a known width (pad ragged views and pass a mask). Received one of the "
-            f"shape {shape}."
-        )
-    width = shape[-1]
-    if split is None:
-        if width % 2 or not width:
+        if self.split is not None and self.split != sizes:
+            raise ValueError(f"`split`={self.split} does not match views of the widths {sizes}.")
+        return sizes  # type: ignore[return-value]
+
+    def _halves(self, shape: tuple[int | None, ...]) -> tuple[int, ...]:
+        if len(shape) not in (2, 3) or shape[-1] is None:
             raise ValueError(
-                f"{how}. Received one tensor of the width {width}, which has no halves: give "
-                "`split=(d1, d2)`."
+                f"{self._how}, of a known width (pad ragged views and pass a mask). Received one "
+                f"of the shape {shape}."
             )
-        return (width // 2, width // 2)
-    if sum(split) != width or (max_views and len(split) > max_views):
-        raise ValueError(
-            f"`split` must name the widths of {wanted} that add up to the width {width} of the "
-            f"input. Received: split={split}"
-        )
-    return split
-
-
-def cca_components(num_components: int | None, sizes: tuple[int, ...]) -> int:
-    """k for two views of the widths `sizes`: min(d1, d2) for None; a `ValueError` above that."""
-    if num_components is None:
-        return min(sizes)
-    if num_components > min(sizes):
-        raise ValueError(
-            f"`num_components` must be at most min(d1, d2) = {min(sizes)} for views of the "
-            f"widths {sizes}. Received: num_components={num_components}"
-        )
-    return num_components
-
-
-def gcca_components(num_components: Any, sizes: tuple[int, ...]) -> int:
-    """k for views of the widths `sizes`; a `ValueError` above their sum."""
-    if num_components > sum(sizes):
-        raise ValueError(
-            f"`num_components` must be at most d_1 + .. + d_J = {sum(sizes)} for views of the "
-            f"widths {sizes}. Received: num_components={num_components}"
-        )
-    return num_components
-
-
-def check_dtypes(inputs: Any, name: str) -> None:
-    """Refuses ragged, sparse and integer views with a `ValueError`."""
-    for x in inputs if is_list(inputs) else [inputs]:
-        for kind, cls in (("ragged", tf.RaggedTensor), ("sparse", tf.SparseTensor)):
-            if isinstance(x, cls) or getattr(x, kind, False) is True:  # Keras marks symbolic ones
+        width = shape[-1]
+        if self.split is None:
+            if width % 2 or not width:
                 raise ValueError(
-                    f"{name} needs dense views; pad them and pass a mask. Received a {kind} tensor"
+                    f"{self._how}. Received one tensor of the width {width}, which has no halves: "
+                    "give `split=(d1, d2)`."
                 )
-        dtype = getattr(x, "dtype", None)
-        if dtype is not None and "float" not in keras.backend.standardize_dtype(dtype):
+            return (width // 2, width // 2)
+        if sum(self.split) != width or self._too_many(self.split):
             raise ValueError(
-                f"{name} needs views of a floating-point dtype; cast them first. Received: "
-                f"{keras.backend.standardize_dtype(dtype)}"
+                f"`split` must name the widths of {self._wanted} that add up to the width {width} "
+                f"of the input. Received: split={self.split}"
             )
+        return self.split
+
+    def _components(self, sizes: tuple[int, ...]) -> int:
+        most, bound = sum(sizes), "d_1 + .. + d_J"
+        if self._two:
+            most, bound = min(sizes), "min(d1, d2)"
+        k = most if self.num_components is None else self.num_components
+        if k > most:
+            raise ValueError(
+                f"`num_components` must be at most {bound} = {most} for views of the widths "
+                f"{sizes}. Received: num_components={k}"
+            )
+        return k
+
+    def _valid(self, parts: list[Any], mask: Any) -> tf.Tensor | None:
+        masks = [None if m is None else tf.convert_to_tensor(m) for m in keras.tree.flatten(mask)]
+        lead = tf.TensorShape(parts[0].shape[:-1])
+        shapes = [tuple(m.shape) for m in masks if m is not None]
+        fits = all(len(s) == len(lead) and lead.is_compatible_with(s) for s in shapes)
+        if len(masks) not in (1, len(parts)) or not fits:
+            wanted = ("(batch,)", "(batch, time)")[len(lead) - 1]
+            raise ValueError(
+                f"The mask must be one tensor of the shape {wanted}, or a list with one (or None) "
+                f"for each of the {len(parts)} inputs. Received {len(masks)} of the shapes "
+                f"{shapes} for views of the shape {(*lead, 'd_j')}."
+            )
+        present = [tf.cast(m, tf.bool) for m in masks if m is not None]
+        if self.nan_is_missing:
+            present += [~tf.reduce_any(tf.math.is_nan(x), axis=-1) for x in parts]
+        if not present:
+            return None
+        return tf.reshape(functools.reduce(tf.logical_and, present), [-1, 1])
 
 
-def join(inputs: Any, dtype: tf.DType) -> tf.Tensor:
-    """Views side by side as rows, `[n, D]`, in `dtype`; time steps become rows."""
-    parts = [tf.cast(x, dtype) for x in (inputs if is_list(inputs) else [inputs])]
-    x = tf.concat(parts, axis=-1) if len(parts) > 1 else parts[0]
-    return tf.reshape(x, [-1, x.shape[-1]])
+def _is_structure(shape: Any) -> bool:
+    """Whether a structure of shapes rather than one shape."""
+    return isinstance(shape, dict) or any(isinstance(s, list | tuple | dict) for s in shape)
 
 
-def separate(rows: tf.Tensor, inputs: Any, sizes: tuple[int, ...], dtype: str) -> Any:
-    """Undoes `join`: rows `[n, D]` in the structure, the shapes and the given dtype."""
-    first = inputs[0] if is_list(inputs) else inputs
-    x = tf.reshape(rows, tf.concat([tf.shape(first)[:-1], [sum(sizes)]], 0))
-    x = tf.cast(tf.ensure_shape(x, (*first.shape[:-1], sum(sizes))), dtype)
-    return type(inputs)(tf.split(x, sizes, axis=-1)) if is_list(inputs) else x
-
-
-def valid_rows(inputs: Any, mask: Any, nan_is_missing: bool) -> tf.Tensor | None:
-    """Rows in which no view is missing, `[n, 1]` booleans; None where every row is one.
-
-    Args:
-        inputs: the views.
-        mask: one mask for all views, or a list with one or None for each; `(batch,)` for views
-            `(batch, d_j)`, `(batch, time)` for `(batch, time, d_j)`.
-        nan_is_missing: whether a view is also missing in a row in which it has a NaN.
-
-    Raises:
-        ValueError: masks of another rank, or another number of masks than one or the views'.
-    """
-    parts = list(inputs) if is_list(inputs) else [inputs]
-    masks = list(mask) if is_list(mask) else [mask]
-    masks = [None if m is None else tf.convert_to_tensor(m) for m in masks]
-    rank = len(parts[0].shape) - 1
-    ranks = [len(m.shape) for m in masks if m is not None]
-    if len(masks) not in (1, len(parts)) or any(r != rank for r in ranks):
-        raise ValueError(
-            f"The mask must be one tensor of the shape {('(batch,)', '(batch, time)')[rank - 1]}, "
-            f"or a list with one (or None) for each of the {len(parts)} inputs. Received "
-            f"{len(masks)} of the ranks {ranks}."
-        )
-    present = [tf.cast(m, tf.bool) for m in masks if m is not None]
-    if nan_is_missing:
-        present += [~tf.reduce_any(tf.math.is_nan(x), axis=-1) for x in parts]
-    if not present:
+def _check_split(split: Any) -> tuple[int, ...] | None:
+    if split is None:
         return None
-    return tf.reshape(functools.reduce(tf.logical_and, present), [-1, 1])
+    if not isinstance(split, Sequence) or isinstance(split, str) or len(split) < 2:
+        raise ValueError(
+            f"`split` must be a tuple with the widths of the views, such as (10, 12). "
+            f"Received: split={split!r}"
+        )
+    return tuple(check_integer("split", size) for size in split)
+
+
+def _standardize(inputs: Any) -> Any:
+    """A structure of tensors or arrays as it is, anything else (nested numbers too) as one."""
+    if any(len(getattr(x, "shape", ())) for x in keras.tree.flatten(inputs)):
+        return inputs
+    return inputs if hasattr(inputs, "shape") else tf.convert_to_tensor(inputs)

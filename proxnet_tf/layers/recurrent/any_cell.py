@@ -2,18 +2,23 @@
 
 import contextlib
 import inspect
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import (
+    HasLam,
     add_lam,
     at_least_float32,
     check_bool,
     check_integer,
     check_number,
+    lam_of,
 )
-from proxnet_tf.layers.recurrent.lstm import check_solver
+from proxnet_tf.layers.monitor import Monitor, check_monitor
+from proxnet_tf.layers.recurrent.lstm_cell import check_solver
 from proxnet_tf.ops.recurrent.black_box import prox_black_box
 
 # `keras.layers.RNN` draws dropout masks before its loop for cells of this class, which Keras does
@@ -22,7 +27,7 @@ _DropoutRNNCell = next(c for c in keras.layers.LSTMCell.__mro__ if c.__name__ ==
 
 
 @contextlib.contextmanager
-def _fixed_dropout(cell, masks):
+def _fixed_dropout(cell: keras.layers.Layer, masks: tuple[Any, Any]) -> Iterator[None]:
     """Gives the cell these masks: gradients are taken when a sequence has dropped its own."""
     if not isinstance(cell, _DropoutRNNCell):
         yield
@@ -38,7 +43,7 @@ def _fixed_dropout(cell, masks):
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, valid-type]
+class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, valid-type]
     """Makes one state of any recurrent cell proximal, for `keras.layers.RNN`.
 
     The wrapped cell computes its new states from its input x_t; with s_t the one at `state_index`
@@ -59,13 +64,14 @@ class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, va
         delta: Float >= 0, bound on the perturbation of the input. At 0 the wrapper changes nothing.
         state_index: Integer, which state of the cell is made proximal. -1, the default, is the
             last: the cell state of an LSTM, the only state of a GRU or a simple RNN.
-        output_prox: Boolean. If `True`, c_t is the output of the step. By default the output is
-            the cell's own, computed from s_t: c_t acts from the next step on.
+        output_from_prox: Boolean. If `True`, c_t is the output of the step. By default the output
+            is the cell's own, computed from s_t: c_t acts from the next step on.
         solver: `"cg"`, or `"cholesky"` with G_t from `batch_jacobian` as a check.
         tolerance: Positive float or `None`, on the error of c_t relative to s_t; `None` is 1e-5,
-            or 1e-12 in float64.
+            or 1e-12 in float64, 1e-3 in float16, 1e-2 in bfloat16.
         max_iterations: Positive integer or `None`, bound on the products with G_t; `None` is
             `2 * min(state size, input_dim) + 10`.
+        monitor: `True`, `False` or a string, see `ProxLSTMCell`.
         **kwargs: `name`, `dtype`, `trainable` of a Keras layer.
 
     Call arguments:
@@ -94,17 +100,24 @@ class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, va
 
     def __init__(
         self,
-        cell,
+        cell: keras.layers.Layer,
         *,
-        lam=1.0,
-        delta=1.0,
-        state_index=-1,
-        output_prox=False,
-        solver="cg",
-        tolerance=None,
-        max_iterations=None,
-        **kwargs,
+        lam: float = 1.0,
+        delta: float = 1.0,
+        state_index: int = -1,
+        output_from_prox: bool = False,
+        solver: str = "cg",
+        tolerance: float | None = None,
+        max_iterations: int | None = None,
+        monitor: bool | str = False,
+        **kwargs: Any,
     ):
+        if "output_prox" in kwargs:
+            raise ValueError(
+                "`output_prox` is called `output_from_prox` now, as in `ProxLSTM`. Received: "
+                f"output_prox={kwargs['output_prox']!r}"
+            )
+        self.monitor = check_monitor(monitor)
         super().__init__(**kwargs)
         is_cell = isinstance(cell, keras.layers.Layer) and not isinstance(cell, keras.layers.RNN)
         if not is_cell or not hasattr(cell, "state_size"):
@@ -126,11 +139,11 @@ class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, va
                 f"`state_index` must be an integer from {-len(sizes)} to {len(sizes) - 1}: the "
                 f"cell has states of sizes {sizes}. Received: state_index={state_index}"
             )
-        check_bool("output_prox", output_prox)
+        check_bool("output_from_prox", output_from_prox)
         output_size = getattr(cell, "output_size", None) or sizes[0]
-        if output_prox and output_size != sizes[state_index]:
+        if output_from_prox and output_size != sizes[state_index]:
             raise ValueError(
-                "With `output_prox=True` the state is the output, so both must have one size. "
+                "With `output_from_prox=True` the state is the output, so both must have one size. "
                 f"Received: output size {output_size}, state size {sizes[state_index]}"
             )
         self.cell = cell
@@ -138,106 +151,125 @@ class ProxRNNCell(keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, va
         self.initial_lam = check_number("lam", lam, above=0.0)
         self.delta = check_number("delta", delta, at_least=0.0)
         self.state_index = state_index
-        self.output_prox = output_prox
+        self.output_from_prox = output_from_prox
         self._solver = check_solver(solver, tolerance, max_iterations)
         self.state_size = state_size
         self.output_size = output_size
         self.lam = add_lam(self, self.initial_lam)
+        self.solves = Monitor(self, monitor)
 
-    def build(self, input_shape):
+    @property
+    def status(self) -> dict[str, float]:
+        """How the problems were solved: the metrics of `monitor`, else of the last eager call."""
+        return self.solves.status
+
+    def build(self, input_shape: Any) -> None:
         if len(input_shape) != 2:
             raise ValueError(
                 "The input of the cell must be (batch, input_dim): its Jacobian is taken in a "
                 f"vector. Received: input_shape={tuple(input_shape)}"
             )
         if not self.cell.built:
-            self.cell.build(input_shape)
+            with keras.name_scope(self.name, caller=self):
+                self.cell.build(input_shape)
             self.cell.built = True
         self.built = True
 
-    def call(self, inputs, states, training=False):
+    def call(self, inputs: tf.Tensor, states: Any, training: bool = False) -> tuple[Any, Any]:
         cell = self.cell
         mode = {"training": training} if self._takes_training else {}
-        variables = [tf.convert_to_tensor(v) for v in cell.trainable_variables]
+        # A stateful layer hands its variables over.
+        states = tf.nest.map_structure(tf.convert_to_tensor, states)
+        structure, states = states, tf.nest.flatten(states)
+        variables = cell.trainable_variables
+        weights = [tf.convert_to_tensor(v.value) for v in variables]
         # Read before the call below: the Jacobian's calls then draw the same random numbers.
-        constants = [tf.convert_to_tensor(v) for v in cell.non_trainable_variables]
+        constants = [(v, tf.convert_to_tensor(v.value)) for v in cell.non_trainable_variables]
         masks = self.get_dropout_mask(inputs), self.get_recurrent_dropout_mask(states[0])
-        output, new_states = cell(inputs, states, **mode)
-        nested = isinstance(new_states, (list, tuple))
-        new_states = list(new_states) if nested else [new_states]
+        output, new_states = cell(inputs, structure, **mode)
+        new_structure, new_states = new_states, tf.nest.flatten(new_states)
         s = new_states[self.state_index]
 
         dtype = at_least_float32(self.compute_dtype)
-        states = list(states)
         floating = [k for k, state in enumerate(states) if state.dtype.is_floating]
 
-        def new_state(x, *parameters):
+        def new_state(x: tf.Tensor, *parameters: tf.Tensor) -> tf.Tensor:
             """s as a function of tensors only: the input, the states and the weights."""
             arguments = list(states)
             for k, parameter in zip(floating, parameters, strict=False):
                 arguments[k] = parameter
-            weights = parameters[len(floating) :]
-            x = tf.cast(x, cell.compute_dtype)
-            with _fixed_dropout(cell, masks):
-                (_, new_states), _ = cell.stateless_call(weights, constants, x, arguments, **mode)
-            new_states = new_states if nested else [new_states]
-            return tf.cast(new_states[self.state_index], dtype)
+            arguments = tf.nest.pack_sequence_as(structure, arguments)
+            values = list(zip(variables, parameters[len(floating) :], strict=True))
+            with _fixed_dropout(cell, masks), keras.StatelessScope(values + constants):
+                # Through `__call__`, which computes in the dtype of the cell.
+                _, found = cell(tf.cast(x, cell.compute_dtype), arguments, **mode)
+            return tf.cast(tf.nest.flatten(found)[self.state_index], dtype)
 
-        sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(tf.cast(self.lam, dtype)))
-        c = prox_black_box(
+        sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(lam_of(self, dtype)))
+        c, report = prox_black_box(
             new_state,
             tf.cast(inputs, dtype),
-            [*(states[k] for k in floating), *variables],
+            [*(states[k] for k in floating), *weights],
             tf.cast(s, dtype),
             sqrt_rho,
             self._solver,
+            cell.compute_dtype,
+            self.solves.backward(training),
         )
+        self.solves.forward(report)
         c = tf.cast(c, s.dtype)
         new_states[self.state_index] = c
-        return (c if self.output_prox else output), (new_states if nested else new_states[0])
+        new_states = tf.nest.pack_sequence_as(new_structure, new_states)
+        return (c if self.output_from_prox else output), new_states
 
-    def get_initial_state(self, batch_size=None):
+    def get_initial_state(self, batch_size: int | None = None) -> Any:
         """The initial states of the wrapped cell, zeros if it names none."""
         if hasattr(self.cell, "get_initial_state"):
             return self.cell.get_initial_state(batch_size=batch_size)
-        sizes = tf.nest.flatten(self.state_size)
-        return [tf.zeros([batch_size, size], self.compute_dtype) for size in sizes]
+        return tf.nest.map_structure(
+            lambda size: tf.zeros([batch_size, size], self.compute_dtype), self.state_size
+        )
 
-    def get_dropout_mask(self, step_input):
+    def get_dropout_mask(self, step_input: tf.Tensor) -> Any:
         """The input mask of the wrapped cell, kept for a whole sequence."""
         if isinstance(self.cell, _DropoutRNNCell):
             return self.cell.get_dropout_mask(step_input)
+        return None
 
-    def get_recurrent_dropout_mask(self, step_input):
+    def get_recurrent_dropout_mask(self, step_input: tf.Tensor) -> Any:
         """The recurrent mask of the wrapped cell, kept for a whole sequence."""
         if isinstance(self.cell, _DropoutRNNCell):
             return self.cell.get_recurrent_dropout_mask(step_input)
+        return None
 
-    def reset_dropout_mask(self):
+    def reset_dropout_mask(self) -> None:
         """Drops the input mask after a sequence."""
         if isinstance(self.cell, _DropoutRNNCell):
             self.cell.reset_dropout_mask()
 
-    def reset_recurrent_dropout_mask(self):
+    def reset_recurrent_dropout_mask(self) -> None:
         """Drops the recurrent mask after a sequence."""
         if isinstance(self.cell, _DropoutRNNCell):
             self.cell.reset_recurrent_dropout_mask()
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "cell": keras.saving.serialize_keras_object(self.cell),
             "lam": self.initial_lam,
             "delta": self.delta,
             "state_index": self.state_index,
-            "output_prox": self.output_prox,
+            "output_from_prox": self.output_from_prox,
             "solver": self._solver.method,
             "tolerance": self._solver.tolerance,
             "max_iterations": self._solver.max_iterations,
+            "monitor": self.monitor,
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> "ProxRNNCell":
         config = dict(config)
+        if "output_prox" in config:  # the name in version 0.1
+            config["output_from_prox"] = config.pop("output_prox")
         cell = keras.saving.deserialize_keras_object(config.pop("cell"))
         return cls(cell, **config)

@@ -1,29 +1,15 @@
 """ProxLSTM: an LSTM whose cell state is pulled towards invariance to its input."""
 
 import inspect
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import (
-    add_lam,
-    at_least_float32,
-    check_bool,
-    check_choice,
-    check_integer,
-    check_number,
-)
-from proxnet_tf.ops.linear.least_squares import LeastSquaresResult
+from proxnet_tf.checks import HasLam
+from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell, with_lam
 from proxnet_tf.ops.recurrent.scan import prox_lstm
-from proxnet_tf.ops.recurrent.step import (
-    GateKernels,
-    LSTMOptions,
-    Solver,
-    candidate_last,
-    lstm_gates,
-    prox_lstm_step,
-    solve_gates,
-)
 
 _LSTM_CELL_ARGUMENTS = {
     *inspect.signature(keras.layers.LSTMCell.__init__).parameters,
@@ -31,204 +17,8 @@ _LSTM_CELL_ARGUMENTS = {
 } - {"self", "units", "kwargs"}
 
 
-def check_solver(solver: str, tolerance: float | None, max_iterations: int | None) -> Solver:
-    """The `Solver` of the arguments of a layer, checked."""
-    check_choice("solver", solver, ("cg", "cholesky"))
-    if tolerance is not None:
-        tolerance = check_number("tolerance", tolerance, above=0.0)
-    if max_iterations is not None:
-        max_iterations = check_integer("max_iterations", max_iterations)
-    return Solver(solver, tolerance, max_iterations)
-
-
-def _elementwise(name, function):
-    """The activation for `ops`: TensorFlow's own where its derivatives are known in closed form."""
-    for excluded in ("softmax", "log_softmax", "sparsemax", "glu"):
-        if function is getattr(keras.activations, excluded, None):
-            raise ValueError(
-                f"`{name}` must act elementwise: the Jacobian of the state is taken gate by gate. "
-                f"Received: {name}={excluded!r}. Wrap the cell in `ProxRNNCell` instead."
-            )
-    known = {keras.activations.tanh: tf.tanh, keras.activations.sigmoid: tf.sigmoid}
-    return known.get(function, function)
-
-
-def _with_lam(layer, weights):
-    """`weights`, completed by the layer's `lam` if they come from a plain LSTM."""
-    weights = list(weights)
-    if len(weights) == len(layer.weights) - 1:
-        weights.append(layer.lam)
-    return weights
-
-
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxLSTMCell(keras.layers.LSTMCell):
-    """LSTM cell with a proximal cell state, for `keras.layers.RNN`.
-
-    With s_t = f_t o c_{t-1} + i_t o g_t, the new cell state of an LSTM, and G_t = ds_t/dx_t,
-
-        c_t = argmin_c lam ||c - s_t||^2 + delta^2 ||c^T G_t||^2
-            = (I + delta^2/lam G_t G_t^T)^-1 s_t,         h_t = o_t o activation(s_t).
-
-    c_t stays near s_t and moves towards the directions that a change of x_t, of norm at most
-    delta, does not reach. Gradients are exact, of every order, and go through G_t too. lam and
-    delta are constants of the map. G_t is never formed, except by `solver="cholesky"`.
-
-    Args:
-        units: Positive integer, size of the state.
-        lam: Positive float, the weight on staying near s_t; a scalar non-trainable weight, saved
-            with the layer and driven by `LambdaSchedule`. Only delta^2/lam matters.
-        delta: Float >= 0, bound on the perturbation of the input. At 0, or as lam grows, the cell
-            is `keras.layers.LSTMCell`.
-        output_from_prox: Boolean. If `True`, h_t = o_t o activation(c_t). The paper's recursions,
-            and the default, take h_t from s_t, so that c_t acts from the next step on.
-        solver: `"cg"`, conjugate gradients on products with G_t, or `"cholesky"` of
-            I + delta^2/lam G_t G_t^T, which costs batch x units x input_dim memory and serves as
-            a check.
-        tolerance: Positive float or `None`. An example's iteration stops when the estimated error
-            of c_t is below `tolerance * ||s_t||`. `None` is 1e-5, or 1e-12 in float64.
-        max_iterations: Positive integer or `None`, bound on the products with G_t; `None` is
-            `2 * min(units, input_dim) + 10`.
-        **kwargs: Every argument of `keras.layers.LSTMCell`. Activations must be elementwise and
-            are differentiated twice (once more for each further order of derivative): with a
-            piecewise linear one the curvature is 0 and the layer is not smooth at its kinks.
-
-    Call arguments:
-        inputs: `(batch, input_dim)`.
-        states: `[h, c]`, each `(batch, units)`.
-        training: Whether dropout is on. With dropout, G_t is the derivative in the input before
-            its dropout mask.
-
-    Output:
-        `h_t, [h_t, c_t]`. 16-bit policies compute in float32 and cast back.
-
-    Raises:
-        ValueError: for lam <= 0, delta < 0, an unknown solver, a softmax as an activation.
-
-    Example:
-
-    >>> cell = ProxLSTMCell(4, lam=2.0)
-    >>> keras.layers.RNN(cell)(keras.random.normal((2, 5, 3))).shape
-    TensorShape([2, 4])
-
-    Reference:
-        Li, Ma, Zhang (2020), "Proximal Mapping for Deep Regularization", section 4 and the
-        appendix "Backpropagation Through Time for Adversarial LSTM". The gradient in the weights
-        also contains the dependence of G_t on them.
-    """
-
-    def __init__(
-        self,
-        units,
-        *,
-        lam=1.0,
-        delta=1.0,
-        output_from_prox=False,
-        solver="cg",
-        tolerance=None,
-        max_iterations=None,
-        **kwargs,
-    ):
-        units = check_integer("units", units)
-        lam = check_number("lam", lam, above=0.0)
-        delta = check_number("delta", delta, at_least=0.0)
-        output_from_prox = check_bool("output_from_prox", output_from_prox)
-        self._solver = check_solver(solver, tolerance, max_iterations)
-        super().__init__(units, **kwargs)
-        self.initial_lam = lam
-        self.delta = delta
-        self.output_from_prox = output_from_prox
-        self.lam = add_lam(self, lam)
-        self._options = LSTMOptions(
-            _elementwise("activation", self.activation),
-            _elementwise("recurrent_activation", self.recurrent_activation),
-            output_from_prox,
-            self._solver,
-        )
-
-    def set_weights(self, weights):
-        """Sets the weights, from this class or from `keras.layers.LSTMCell` (lam is kept)."""
-        super().set_weights(_with_lam(self, weights))
-
-    def call(self, inputs, states, training=False):
-        z, carry, kernel, scale = self._pre_activations(inputs, states, training)
-        h, c = prox_lstm_step(z, carry, kernel, scale, self._options)
-        h, c = tf.cast(h, self.compute_dtype), tf.cast(c, self.compute_dtype)
-        return h, [h, c]
-
-    def diagnose(self, inputs, states, training=False) -> LeastSquaresResult:
-        """How well one step is solved: iterations, estimated error and convergence, by example.
-
-        Args:
-            inputs: `(batch, input_dim)`.
-            states: `[h, c]`, each `(batch, units)`.
-            training: Whether dropout is on.
-        """
-        inputs = tf.convert_to_tensor(inputs, self.compute_dtype)
-        states = [tf.convert_to_tensor(s, self.compute_dtype) for s in states]
-        z, carry, kernel, scale = self._pre_activations(inputs, states, training)
-        s, _, slopes = lstm_gates(z, carry, self._options)
-        return solve_gates(s, slopes, GateKernels(kernel, scale=scale), self._solver)
-
-    def tensors(self):
-        """kernel, recurrent kernel, bias and sqrt(delta^2/lam), in at least float32."""
-        dtype = at_least_float32(self.compute_dtype)
-        kernel = tf.cast(self.kernel, dtype)
-        recurrent_kernel = tf.cast(self.recurrent_kernel, dtype)
-        if self.use_bias:
-            bias = tf.cast(self.bias, dtype)
-        else:
-            bias = tf.zeros([4 * self.units], dtype)
-        sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(tf.cast(self.lam, dtype)))
-        return kernel, recurrent_kernel, bias, sqrt_rho
-
-    def input_scale(self, inputs, training):
-        """The dropout mask of the inputs: `None`, or a list of one mask or of one a gate."""
-        if not (training and 0.0 < self.dropout < 1.0):
-            return None
-        masks = self.get_dropout_mask(inputs)
-        masks = masks if isinstance(masks, list) else [masks]
-        return [tf.cast(mask, at_least_float32(self.compute_dtype)) for mask in masks]
-
-    def _pre_activations(self, inputs, states, training):
-        """z = x W + h U + b with the candidate last, c, and the kernels and masks of the gates."""
-        kernel, recurrent_kernel, bias, sqrt_rho = self.tensors()
-        x, h, c = (tf.cast(t, kernel.dtype) for t in (inputs, states[0], states[1]))
-        masks = self.input_scale(inputs, training)
-        hidden_masks = None
-        if training and 0.0 < self.recurrent_dropout < 1.0:
-            hidden_masks = self.get_recurrent_dropout_mask(states[0])
-        z = self._masked_product(x, kernel, masks)
-        z += self._masked_product(h, recurrent_kernel, hidden_masks) + bias
-        scale = None
-        if masks is not None:
-            scale = masks[0] if len(masks) == 1 else tf.stack(masks[:3], axis=1)
-        return candidate_last(z), c, sqrt_rho * kernel[:, : 3 * self.units], scale
-
-    def _masked_product(self, x, kernel, masks):
-        """x W with no mask, with one, or with one mask a gate."""
-        if masks is None:
-            return x @ kernel
-        if len(masks) == 1:
-            return (x * tf.cast(masks[0], x.dtype)) @ kernel
-        parts = zip(masks, tf.split(kernel, 4, axis=-1), strict=True)
-        return tf.concat([(x * tf.cast(mask, x.dtype)) @ k for mask, k in parts], axis=-1)
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "implementation": self.implementation,
-            "lam": self.initial_lam,
-            "delta": self.delta,
-            "output_from_prox": self.output_from_prox,
-            "solver": self._solver.method,
-            "tolerance": self._solver.tolerance,
-            "max_iterations": self._solver.max_iterations,
-        }
-
-
-@keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxLSTM(keras.layers.RNN):
+class ProxLSTM(HasLam, keras.layers.RNN):
     """LSTM layer with a proximal cell state, to be used as `keras.layers.LSTM` is.
 
     At every time step, with s_t = f_t o c_{t-1} + i_t o g_t and G_t = ds_t/dx_t,
@@ -292,26 +82,25 @@ class ProxLSTM(keras.layers.RNN):
 
     def __init__(
         self,
-        units,
+        units: int,
         *,
-        lam=1.0,
-        delta=1.0,
-        output_from_prox=False,
-        solver="cg",
-        tolerance=None,
-        max_iterations=None,
-        jit_compile="auto",
-        return_sequences=False,
-        return_state=False,
-        go_backwards=False,
-        stateful=False,
-        unroll=False,
-        zero_output_for_mask=False,
-        activity_regularizer=None,
-        **kwargs,
+        lam: float = 1.0,
+        delta: float = 1.0,
+        output_from_prox: bool = False,
+        solver: str = "cg",
+        tolerance: float | None = None,
+        max_iterations: int | None = None,
+        jit_compile: bool | str = "auto",
+        monitor: bool | str = False,
+        return_sequences: bool = False,
+        return_state: bool = False,
+        go_backwards: bool = False,
+        stateful: bool = False,
+        unroll: bool = False,
+        zero_output_for_mask: bool = False,
+        activity_regularizer: Any = None,
+        **kwargs: Any,
     ):
-        if jit_compile != "auto":
-            jit_compile = check_bool("jit_compile", jit_compile)
         cell_arguments = {k: kwargs.pop(k) for k in _LSTM_CELL_ARGUMENTS & set(kwargs)}
         cell = ProxLSTMCell(
             units,
@@ -321,6 +110,8 @@ class ProxLSTM(keras.layers.RNN):
             solver=solver,
             tolerance=tolerance,
             max_iterations=max_iterations,
+            jit_compile=jit_compile,
+            monitor=monitor,
             dtype=kwargs.get("dtype"),
             trainable=kwargs.get("trainable", True),
             name="prox_lstm_cell",
@@ -338,10 +129,10 @@ class ProxLSTM(keras.layers.RNN):
             **kwargs,
         )
         self.input_spec = keras.layers.InputSpec(ndim=3)
-        self.jit_compile = jit_compile
+        cell.solves.owner = self.name
 
     @classmethod
-    def from_lstm(cls, layer, **arguments):
+    def from_lstm(cls, layer: keras.layers.LSTM, **arguments: Any) -> "ProxLSTM":
         """A `ProxLSTM` with the configuration and the weights of a `keras.layers.LSTM`.
 
         Args:
@@ -370,25 +161,41 @@ class ProxLSTM(keras.layers.RNN):
         return prox
 
     @property
-    def units(self):
+    def units(self) -> int:
         """Size of the state."""
         return self.cell.units
 
     @property
-    def lam(self):
+    def lam(self) -> keras.Variable:
         """The scalar weight lambda."""
         return self.cell.lam
 
     @property
-    def delta(self):
+    def delta(self) -> float:
         """The bound on the perturbation."""
         return self.cell.delta
 
-    def set_weights(self, weights):
-        """Sets the weights, from this class or from `keras.layers.LSTM` (lam is kept)."""
-        super().set_weights(_with_lam(self, weights))
+    @property
+    def jit_compile(self) -> bool | str:
+        """Whether XLA compiles the loop over time."""
+        return self.cell.jit_compile
 
-    def call(self, sequences, initial_state=None, mask=None, training=False):
+    @property
+    def status(self) -> dict[str, float]:
+        """How the problems were solved: the metrics of `monitor`, else of the last eager call."""
+        return self.cell.status
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Sets the weights, from this class or from `keras.layers.LSTM` (lam is kept)."""
+        super().set_weights(with_lam(self, weights))
+
+    def call(
+        self,
+        sequences: tf.Tensor,
+        initial_state: Any = None,
+        mask: tf.Tensor | None = None,
+        training: bool = False,
+    ) -> Any:
         expected = self.states[0].shape[0] if self.stateful and self.states else None
         if expected is not None and sequences.shape[0] not in (None, expected):
             raise ValueError(
@@ -398,7 +205,7 @@ class ProxLSTM(keras.layers.RNN):
             )
         return super().call(sequences, initial_state=initial_state, mask=mask, training=training)
 
-    def __call__(self, sequences, *args, **kwargs):
+    def __call__(self, sequences: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(sequences, tf.RaggedTensor):
             raise ValueError(
                 "Ragged input is not supported. Received a RaggedTensor of shape "
@@ -406,7 +213,9 @@ class ProxLSTM(keras.layers.RNN):
             )
         return super().__call__(sequences, *args, **kwargs)
 
-    def inner_loop(self, sequences, initial_state, mask, training=False):
+    def inner_loop(
+        self, sequences: tf.Tensor, initial_state: Any, mask: Any, training: bool = False
+    ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         cell = self.cell
         dropout = training and cell.recurrent_dropout > 0.0
         if self.unroll or dropout or cell.implementation == 1:
@@ -424,7 +233,9 @@ class ProxLSTM(keras.layers.RNN):
         if jit_compile == "auto":
             jit_compile = not tf.executing_eagerly() and sequences.shape[1] is not None
         hidden, carry = (tf.cast(state, kernel.dtype) for state in initial_state)
-        hidden, carry = prox_lstm(
+        solves, valid = cell.solves, mask
+        observer = solves.backward(training)
+        hidden, carry, report = prox_lstm(
             time_major,
             hidden,
             carry,
@@ -432,11 +243,13 @@ class ProxLSTM(keras.layers.RNN):
             recurrent_kernel,
             bias,
             sqrt_rho,
-            cell._options,
+            cell.options,
             mask,
             None if scale is None else scale[0],
-            jit_compile,
+            lambda report: observer(report, valid),
+            bool(jit_compile),
         )
+        solves.forward(report, valid)
         outputs = hidden
         if mask is not None:
             # Keras repeats the last output at masked steps, and zeros before the first one.
@@ -447,7 +260,7 @@ class ProxLSTM(keras.layers.RNN):
         outputs = outputs if self.return_sequences else outputs[-1:]
         return outputs[-1], tf.transpose(outputs, [1, 0, 2]), [hidden[-1], carry]
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         del config["cell"]
         cell = self.cell.get_config()
@@ -457,9 +270,8 @@ class ProxLSTM(keras.layers.RNN):
             **config,
             **cell,
             "activity_regularizer": keras.regularizers.serialize(self.activity_regularizer),
-            "jit_compile": self.jit_compile,
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> "ProxLSTM":
         return cls(**config)

@@ -4,7 +4,7 @@
 
 With s = x^T c fixed, a = p (1 - p) = 1/(2 + e^s + e^-s) (the paper prints the numerator 2) and
 
-    c_i = s/S x_i/(lam + a x_i^2),   S = sum_i x_i^2/(lam + a x_i^2)                            (1)
+    c_i = s/S x_i/(lam + a x_i^2),   S = sum_i x_i^2/(lam + a x_i^2)                           (11)
 
 leave one number to search: g(s) = s^2/(2 S) - lam s, which has several local minima. From
 lam/2 ||c - x||^2 <= R(x) follows (s - ||x||^2)^2 <= ||x||^2 sum_i x_i^4 a(||x||^2)/lam: the
@@ -44,7 +44,7 @@ def _profile(s: tf.Tensor, x2: tf.Tensor, lam: tf.Tensor) -> tf.Tensor:
 
 
 def _point(s: tf.Tensor, x: tf.Tensor, lam: tf.Tensor) -> tf.Tensor:
-    """(1)."""
+    """(11)."""
     weights = x / (lam + _penalty(s) * x**2)
     return s / tf.reduce_sum(x * weights, axis=-1, keepdims=True) * weights
 

@@ -2,7 +2,7 @@
 
 With w = lam (x - max x) and a = lam - 1 the map solves, in p_i = log z_i and one number nu a row,
 
-    p_i + a (e^{p_i} - 1) = w_i - nu,    sum_i e^{p_i} = 1                                     (1)
+    p_i + a (e^{p_i} - 1) = w_i - nu,    sum_i e^{p_i} = 1                                    (14)
 """
 
 import numpy as np
@@ -73,14 +73,14 @@ def _largest(v: tf.Tensor) -> tf.Tensor:
 
 
 def _newton(w: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Newton's method on (1) for p and nu together, from the softmax of w.
+    """Newton's method on (14) for p and nu together, from the softmax of w.
 
     Returns z and whether every row has converged, which very large and very small lam may prevent.
     """
     tolerance = tf.constant(np.sqrt(np.finfo(w.dtype.as_numpy_dtype).eps), w.dtype)
     z = tf.exp(w)
     total = tf.reduce_sum(z, axis=-1, keepdims=True)
-    target = w + lam  # (1) is p_i + (1 + a z_i) + nu = target_i
+    target = w + lam  # (14) is p_i + (1 + a z_i) + nu = target_i
 
     def step(p: tf.Tensor, z: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         growth = 1 + (lam - 1) * z

@@ -3,7 +3,7 @@
 With M = X^T X = V diag(s^2) V^T and t = 1/lam the map is X g(M), where g(s^2) = (1 - t/s)_+: the
 right singular vectors are enough. Its derivative in the direction Y is
 
-    Y g(M) + X V (G o (V^T (Y^T X + X^T Y) V)) V^T                                             (1)
+    Y g(M) + X V (G o (V^T (Y^T X + X^T Y) V)) V^T                                            (15)
 
 with o the entrywise product and G_ij = [g(s_i^2) - g(s_j^2)] / (s_i^2 - s_j^2), without
 cancellation: t / (s_i s_j (s_i + s_j)) where both exceed t, (s_i - t) / (s_i (s_i^2 - s_j^2))
@@ -58,7 +58,7 @@ def prox_nuclear(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
         z = tf.reshape(_turned(tf.matmul(along * ratio, v, transpose_b=True), tall), tf.shape(x))
 
         def jacobian(y: tf.Tensor) -> tf.Tensor:
-            """(1), with X and t in units of the largest singular value."""
+            """(15), with X and t in units of the largest singular value."""
             size = tf.reduce_max(s, axis=-1, keepdims=True)
             size = tf.where(size > 0, size, tf.ones_like(size))
             unit = along / size[..., tf.newaxis]
@@ -94,7 +94,7 @@ def _right_singular(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _differences(s: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
-    """G in (1)."""
+    """G in (15)."""
     one, two, t = s[..., :, tf.newaxis], s[..., tf.newaxis, :], t[..., tf.newaxis]
     above, below = tf.maximum(one, two), tf.minimum(one, two)
     share = tf.where(below > t, t / below, tf.math.divide_no_nan(above - t, above - below))

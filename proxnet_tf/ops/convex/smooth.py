@@ -5,7 +5,7 @@
 with P the projection onto C (the identity without a constraint). With J = dP/dv, symmetric, and
 H the Hessian of R, a cotangent y of z becomes the cotangent J w of v, where
 
-    (J + J H J / lam) w = J y                                                          (1)
+    (J + J H J / lam) w = J y                                                         (10)
 
 (without constraint: (I + H / lam) w = y). Everything that v is made of, x, lam, a context, the
 variables and tensors that R closes over, then gets its gradient by ordinary differentiation of
@@ -327,7 +327,7 @@ def _differentiable_point(
     max_iterations: int,
     observer: Observer | None,
 ) -> tf.Tensor:
-    """z as a function of v = x - grad R(z)/lam, with the derivative (1)."""
+    """z as a function of v = x - grad R(z)/lam, with the derivative (10)."""
     slope = gradient(z)[1]
     v = x - slope / lam
 

@@ -1,9 +1,11 @@
 """Conjugate gradients, the one implementation that every solver of the package calls."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from proxnet_tf.ops.linear.report import Report
 
 
 class CGResult(NamedTuple):
@@ -16,8 +18,9 @@ class CGResult(NamedTuple):
         negative_curvature: whether a direction p with <p, A p> <= 0 ended the iteration.
         iterations: scalar int32, the number of products with the operator.
         reduction: <b, x> - 1/2 <x, A x> at the solution, the decrease of the quadratic model.
-        norm: ||x||_M in the preconditioner's norm, <x, M x>^(1/2); equal to `radius` on the
-            boundary of a trust region.
+        norm: ||x||_M in the preconditioner's norm, <x, M x>^(1/2), equal to `radius` on the
+            boundary of a trust region; 0 without a radius.
+        image: B x where `image` was given, else the solution.
     """
 
     solution: tf.Tensor
@@ -27,10 +30,16 @@ class CGResult(NamedTuple):
     iterations: tf.Tensor
     reduction: tf.Tensor
     norm: tf.Tensor
+    image: tf.Tensor
+
+    @property
+    def report(self) -> Report:
+        """How well the systems were solved."""
+        return Report(self.residual, self.iterations, self.converged)
 
 
 def conjugate_gradient(
-    operator: Callable[[tf.Tensor], tf.Tensor],
+    operator: Callable[[tf.Tensor], Any],
     rhs: tf.Tensor,
     *,
     preconditioner: Callable[[tf.Tensor], tf.Tensor] | None = None,
@@ -38,6 +47,8 @@ def conjugate_gradient(
     max_iterations: int | tf.Tensor = 100,
     axes: tuple[int, ...] = (-1,),
     radius: float | tf.Tensor | None = None,
+    image: tf.Tensor | None = None,
+    unrolled: int = 0,
 ) -> CGResult:
     """Solves A x = b for symmetric positive definite A, every example with its own step sizes.
 
@@ -48,13 +59,18 @@ def conjugate_gradient(
     on the boundary. Gradients do not flow through the loop: differentiate implicitly.
 
     Args:
-        operator: x -> A x, linear and symmetric, in the shape of `rhs`.
+        operator: x -> A x, linear and symmetric, in the shape of `rhs`. With `image` it returns
+            the pair A x, B x.
         rhs: right-hand sides b; the axes not in `axes` are independent examples.
         preconditioner: r -> M^-1 r, symmetric positive definite; identity by default.
-        tolerance: relative to the norm of b; a float or a scalar tensor.
+        tolerance: relative to the norm of b; a float, a scalar tensor or one value an example.
         max_iterations: bound on the products with `operator`.
         axes: the axes that make up one vector, (-1,) by default; (-2, -1) for matrices.
         radius: trust-region radius > 0 in the norm of M; none by default.
+        image: zeros in the shape of B x, for a linear map B that A is made of and whose value at
+            the solution is wanted too. It comes without a further product.
+        unrolled: this many iterations are written out before the loop; examples that are solved
+            stay as they are. `max_iterations` must be a larger integer.
 
     Returns:
         A `CGResult`.
@@ -62,58 +78,90 @@ def conjugate_gradient(
     Reference: T. Steihaug (1983), The conjugate gradient method and trust regions.
     """
     rhs = tf.stop_gradient(rhs)
-    apply_preconditioner = preconditioner or tf.identity
-    bounded = radius is not None
-    squared_radius = tf.cast(radius if bounded else 0.0, rhs.dtype) ** 2
 
-    def inner(a, b):
+    def inner(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(a * b, axis=axes, keepdims=True)
 
-    z = apply_preconditioner(rhs)
-    rr, rz = inner(rhs, rhs), inner(rhs, z)
-    target = tf.cast(tolerance, rhs.dtype) ** 2 * rr
-    active, nothing = rr > target, tf.zeros_like(rr)
+    def preconditioned(r: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """||r||^2, z = M^-1 r and <r, z>."""
+        rr = inner(r, r)
+        if preconditioner is None:
+            return rr, r, rr
+        z = preconditioner(r)
+        return rr, z, inner(r, z)
 
-    def go_on(iteration, active, *_):
-        return tf.reduce_any(active)
+    rr0, z, rz = preconditioned(rhs)
+    target = tf.cast(tolerance, rhs.dtype) ** 2 * rr0
+    active, nothing = rr0 > target, tf.zeros_like(rr0)
+    state = {
+        "active": active,
+        "negative": tf.zeros_like(active),
+        "x": tf.zeros_like(rhs),
+        "r": rhs,
+        "p": z,
+        "rr": rr0,
+        "rz": rz,
+    }
+    if image is not None:
+        state["image"] = image
+    if radius is not None:  # <x, M x>, <x, M p>, <p, M p>
+        state |= {"xx": nothing, "xp": nothing, "pp": rz}
 
-    def step(iteration, active, negative, x, r, p, rz, reduction, xx, xp, pp):
-        ap = operator(p)
+    def step(old: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        new = dict(old)
+        active, p, rz = old["active"], old["p"], old["rz"]
+        ap, along = operator(p) if image is not None else (operator(p), None)
         curvature = inner(p, ap)
         concave = active & (curvature <= 0)
-        negative |= concave
+        new["negative"] |= concave
         alpha = tf.math.divide_no_nan(rz, curvature)
-        if bounded:  # xx, xp, pp: <x, M x>, <x, M p>, <p, M p>
+        moving = active & (curvature > 0)  # false for NaN too
+        active = moving
+        if radius is not None:
+            xx, xp, pp = old["xx"], old["xp"], old["pp"]
+            squared_radius = tf.cast(radius, rhs.dtype) ** 2
             outside = xx + 2 * alpha * xp + alpha**2 * pp > squared_radius
-            leaving = active & (concave | outside)
+            leaving = old["active"] & (concave | outside)
             room = tf.maximum(squared_radius - xx, 0)
             edge = tf.math.divide_no_nan(room, xp + tf.sqrt(xp**2 + pp * room))
             alpha = tf.where(leaving, edge, alpha)
-            moving = leaving | (active & (curvature > 0))
-            active = active & ~leaving & (curvature > 0)
-        else:
-            active &= curvature > 0  # false for NaN too
-            moving = active
+            moving |= leaving
+            active &= ~leaving
+        r = old["r"] - alpha * ap
+        rr, z, rz_new = preconditioned(r)
+        moving &= tf.math.is_finite(rr) & tf.math.is_finite(alpha * alpha)
+        active &= moving
         alpha = tf.where(moving, alpha, nothing)
-        reduction += alpha * rz - 0.5 * alpha**2 * tf.where(moving, curvature, nothing)
-        x = tf.where(moving, x + alpha * p, x)
-        r = tf.where(moving, r - alpha * ap, r)
-        xx, xp = xx + 2 * alpha * xp + alpha**2 * pp, xp + alpha * pp
-        z = apply_preconditioner(r)
-        rz_new = inner(r, z)
-        active &= inner(r, r) > target
-        beta = tf.math.divide_no_nan(rz_new, rz)
-        p = tf.where(active, z + beta * p, p)
-        xp, pp = beta * xp, rz_new + beta**2 * pp
-        return iteration + 1, active, negative, x, r, p, rz_new, reduction, xx, xp, pp
+        new["x"] = tf.where(moving, old["x"] + alpha * p, old["x"])
+        new["r"] = tf.where(moving, r, old["r"])
+        if along is not None:
+            new["image"] = tf.where(moving, old["image"] + alpha * along, old["image"])
+        new["rr"], new["rz"] = tf.where(moving, rr, old["rr"]), tf.where(moving, rz_new, rz)
+        active &= new["rr"] > target
+        beta = tf.math.divide_no_nan(new["rz"], rz)
+        new["p"] = tf.where(active, z + beta * p, p)
+        if radius is not None:
+            new["xx"] = xx + 2 * alpha * xp + alpha**2 * pp
+            new["xp"], new["pp"] = beta * (xp + alpha * pp), new["rz"] + beta**2 * pp
+        new["active"] = active
+        return new
 
-    start = (tf.zeros([], tf.int32), active, tf.zeros_like(active), tf.zeros_like(rhs), rhs, z)
-    iterations, _, negative, x, r, _, _, reduction, xx, _, _ = tf.while_loop(
-        go_on,
-        step,
-        (*start, rz, nothing, nothing, nothing, rz),
-        maximum_iterations=max_iterations,
+    for _ in range(unrolled):
+        state = step(state)
+    iterations, state = tf.while_loop(
+        lambda iteration, state: tf.reduce_any(state["active"]),
+        lambda iteration, state: (iteration + 1, step(state)),
+        (tf.constant(unrolled), state),
+        maximum_iterations=max_iterations - unrolled,
     )
-    residual = tf.sqrt(tf.math.divide_no_nan(inner(r, r), rr))
-    converged = inner(r, r) <= target
-    return CGResult(x, residual, converged, negative, iterations, reduction, tf.sqrt(xx))
+    x, r, rr = state["x"], state["r"], state["rr"]
+    return CGResult(
+        solution=x,
+        residual=tf.sqrt(tf.math.divide_no_nan(rr, rr0)),
+        converged=(rr <= target) & tf.math.is_finite(target),
+        negative_curvature=state["negative"],
+        iterations=iterations,
+        reduction=(inner(rhs, x) + inner(x, r)) / 2,  # A x = b - r
+        norm=nothing if radius is None else tf.sqrt(state["xx"]),
+        image=x if image is None else state["image"],
+    )

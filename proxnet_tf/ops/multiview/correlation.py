@@ -5,21 +5,24 @@ generalized symmetric eigenproblem
 
     K(S) v = mu (B(S) + eps I) v,     U^T (B(S) + eps I) U = I,     mu_1 >= mu_2 >= ...      (2)
 
-with B the blocks of the views themselves and K the blocks between views ("cca", two views, where
-the positive mu are the canonical correlations) or all blocks ("gcca"). The objectives are
+with B the blocks of the views themselves and K the blocks between views (`CCA`, two views, where
+the positive mu are the canonical correlations) or all blocks (`GCCA`). The objectives are
 
-    cca:  L(S) = - sum_{i<=k} mu_i,          gcca:  L(S) = J k - sum_{i<=k} mu_i.
+    CCA:  L(S) = - sum_{i<=k} mu_i,          GCCA:  L(S) = J k - sum_{i<=k} mu_i.
 
-Everything is evaluated in a basis T with T^T (B(S) + eps I) T = I: the eigenvectors U for "cca",
-L^-T for "gcca", with the Cholesky factor L of B(S) + eps I, where U = T Q. There a matrix X that
-acts on covariances (S, dS) becomes T^T X T, one that acts on gradients becomes T^-1 X T^-T. In
-both, the mask B turns into the same symmetric projection `blocks`, and no formula divides by the
-gap of two eigenvalues on the same side of the cut k | k+1.
+Everything is evaluated in a block-diagonal basis T with T^T (B(S) + eps I) T = I, and U = T Q with
+an orthogonal Q. `GCCA` takes T = L^-T with the Cholesky factor L of B(S) + eps I. `CCA` takes the
+canonical vectors of each view, so that Q is the same for all S: it pairs the i-th vectors a_i and
+b_i of the views to (a_i, b_i) / sqrt 2 and (a_i, -b_i) / sqrt 2. In the basis, a matrix X that acts
+on covariances (S, dS) becomes T^T X T, one that acts on gradients becomes T^-1 X T^-T, and the
+masks are what they were. No formula divides by the gap of two eigenvalues on the same side of the
+cut k | k+1.
 
 References: Li, Ma, Zhang (2020), equation (2) and the appendix on multiview learning; Andrew,
 Arora, Bilmes, Livescu (2013).
 """
 
+import abc
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -27,62 +30,22 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from proxnet_tf.ops.multiview.guard import guarded, spoiled
+
 # Eigenvalues below it carry no correlation; gaps across the cut below it are ties.
 TINY = 1e-9
-
-
-@dataclass(frozen=True)
-class Correlation:
-    """Which correlation of which views: everything that is known before the data.
-
-    Attributes:
-        sizes: widths d_1..d_J of the views.
-        num_components: k, at most min(d_1, d_2) for "cca" and d_1 + .. + d_J for "gcca".
-        epsilon: the ridge eps >= 0 on the (n - 1)-normalised covariance of each view.
-        objective: "cca" (exactly two views) or "gcca".
-    """
-
-    sizes: tuple[int, ...]
-    num_components: int
-    epsilon: float = 1e-4
-    objective: str = "cca"
-
-    @property
-    def width(self) -> int:
-        """D, the number of columns of all views side by side."""
-        return sum(self.sizes)
-
-    @property
-    def constant(self) -> float:
-        """What L adds to - sum_{i<=k} mu_i: J k for "gcca"."""
-        return float(len(self.sizes) * self.num_components) if self.objective == "gcca" else 0.0
-
-    @cached_property
-    def block_mask(self) -> np.ndarray:
-        """D x D, one inside the blocks of the views."""
-        view: np.ndarray = np.repeat(np.arange(len(self.sizes)), self.sizes)
-        return (view[:, None] == view[None]).astype("float64")
-
-    @cached_property
-    def partner(self) -> tuple[np.ndarray, np.ndarray]:
-        """For two views: changing the sign of view 2 maps u_i to sign_i u_partner(i)."""
-        d1, d2 = self.sizes
-        partner = np.arange(self.width)[::-1].copy()
-        alone = slice(min(d1, d2), max(d1, d2))
-        partner[alone] = np.arange(self.width)[alone]
-        sign = np.ones(self.width)
-        sign[alone] = 1.0 if d1 > d2 else -1.0
-        return partner, sign
+# Up to this width one product with a sparse matrix costs less than several small ones.
+DENSE = 128
 
 
 class Spectrum(NamedTuple):
     """Solution of (2), values in descending order.
 
     Attributes:
-        values: mu, `[D]`. For "cca": sigma_1..sigma_m, zeros, -sigma_m..-sigma_1.
-        basis: T, `[D, D]`: the eigenvectors U for "cca", L^-T for "gcca".
+        values: mu, `[D]`. For `CCA`: sigma_1..sigma_m, zeros, -sigma_m..-sigma_1.
+        basis: T, `[D, D]`, block-diagonal.
         inverse: T^-1.
-        rotation: for "gcca" the orthogonal Q in U = T Q; not used for "cca".
+        rotation: the orthogonal Q in U = T Q.
         selected: `[D]`, one for i <= k with mu_i > 1e-9, else zero.
     """
 
@@ -97,13 +60,12 @@ class Factors(NamedTuple):
     """What the decompositions behind a `Spectrum` return; the rest is products.
 
     Attributes:
-        factor: Cholesky factor L of B + eps I, `[D, D]`; for two views of one width, which are
-            factored in one batched call, its two blocks `[2, d, d]`.
-        whiten: L^-1, likewise.
-        values: singular values of T = L_1^-1 S_12 L_2^-T, or eigenvalues of L^-1 S L^-T.
-        left: left singular vectors of T, or the eigenvectors.
-        right: right singular vectors of T, or an empty tensor.
-        ok: whether the whitened matrix was finite.
+        factor: Cholesky factor of B + eps I, as the type of correlation lays it out.
+        whiten: its inverse, likewise.
+        values: singular values or eigenvalues of the whitened covariance.
+        left: left singular vectors, or the eigenvectors.
+        right: right singular vectors; the eigenvectors again where there are no others.
+        ok: whether the whitened covariance was finite.
     """
 
     factor: tf.Tensor
@@ -114,149 +76,285 @@ class Factors(NamedTuple):
     ok: tf.Tensor
 
 
-def factorise(
-    correlation: Correlation, covariance: tf.Tensor, unused: tf.Tensor | None = None
-) -> Factors:
-    """The decompositions that (2) needs, for a float64 covariance `[D, D]`.
-
-    Args:
-        correlation: which problem.
-        covariance: S, symmetric.
-        unused: block-diagonal projection onto what lies outside the row spaces of the views; B
-            is the identity there, so that eps = 0 and rank-deficient views are well defined.
-    """
-    eye = tf.eye(correlation.width, dtype=covariance.dtype)
-    within = covariance + correlation.epsilon * eye + (0.0 if unused is None else unused)
-    if correlation.objective == "gcca":
-        mask = tf.constant(correlation.block_mask, covariance.dtype)
-        factor = tf.linalg.cholesky(within * mask)
-        whiten = tf.linalg.triangular_solve(factor, eye)
-        whitened = tf.matmul(tf.matmul(whiten, covariance), whiten, transpose_b=True)
-        ok, whitened = _checked(0.5 * (whitened + tf.transpose(whitened)))
-        values, left = tf.linalg.eigh(whitened)
-        empty = tf.zeros([0], values.dtype)
-        return Factors(factor, whiten, values[::-1], left[:, ::-1], empty, ok)
-    d1, d2 = correlation.sizes
-    blocks_of_views = within[:d1, :d1], within[d1:, d1:]
-    if d1 == d2:
-        factor = tf.linalg.cholesky(tf.stack(blocks_of_views))
-        whiten = tf.linalg.triangular_solve(factor, tf.eye(d1, batch_shape=[2], dtype=eye.dtype))
-        first, second = whiten[0], whiten[1]
-    else:
-        factor = _block_diagonal(*map(tf.linalg.cholesky, blocks_of_views))
-        whiten = tf.linalg.triangular_solve(factor, eye)
-        first, second = whiten[:d1, :d1], whiten[d1:, d1:]
-    whitened = tf.matmul(tf.matmul(first, covariance[:d1, d1:]), second, transpose_b=True)
-    ok, whitened = _checked(whitened)
-    values, left, right = tf.linalg.svd(whitened, full_matrices=True)
-    return Factors(factor, whiten, values, left, right, ok)
-
-
-def _block_diagonal(first, second):
-    d1, d2 = first.shape[0], second.shape[0]
-    return tf.pad(first, [[0, d2]] * 2) + tf.pad(second, [[d1, 0]] * 2)
-
-
-def _checked(x):
-    ok = tf.reduce_all(tf.math.is_finite(x))
-    return ok, tf.where(ok, x, tf.zeros_like(x))
-
-
-def assemble(correlation: Correlation, factors: Factors) -> Spectrum:
-    """The spectrum of (2) from its factors; NaN values where the whitening was not finite."""
-    factor, whiten, values, left, right, ok = factors
-    if correlation.objective == "gcca":
-        basis, inverse, rotation = tf.transpose(whiten), tf.transpose(factor), left
-    else:
-        if factor.shape.rank == 3:
-            parts = list(zip(tf.unstack(factor), tf.unstack(whiten), (left, right), strict=True))
-        else:
-            views = slice(correlation.sizes[0]), slice(correlation.sizes[0], None)
-            pairs = zip(views, (left, right), strict=True)
-            parts = [(factor[s, s], whiten[s, s], rotation) for s, rotation in pairs]
-        basis = rotation = _paired(*(tf.matmul(w, r, transpose_a=True) for _, w, r in parts))
-        inverse = tf.transpose(_paired(*(tf.matmul(f, r) for f, _, r in parts)))
-        zeros = tf.zeros([correlation.width - 2 * min(correlation.sizes)], values.dtype)
-        values = tf.concat([values, zeros, -values[::-1]], 0)
-    values = tf.where(ok, values, tf.cast(np.nan, values.dtype))
-    first = tf.constant(np.arange(correlation.width) < correlation.num_components)
-    selected = tf.cast(first & (values > TINY), values.dtype)
-    return Spectrum(values, basis, inverse, rotation, selected)
-
-
-def decompose(
-    correlation: Correlation, covariance: tf.Tensor, unused: tf.Tensor | None = None
-) -> Spectrum:
-    """Solves (2), see `factorise`. Where S is not finite or B + eps I is not positive definite,
-    `values` are NaN (the decompositions themselves would raise)."""
-    return assemble(correlation, factorise(correlation, covariance, unused))
-
-
-def _paired(first, second):
-    """From bases of two views (a_i, b_i) / sqrt 2, what has no partner, (a_i, -b_i) / sqrt 2."""
-    d1, d2 = first.shape[1], second.shape[1]
-    pairs, half = min(d1, d2), np.sqrt(0.5)
-    a, b = half * first[:, :pairs], half * second[:, :pairs]
-    upper, lower = [a, a[:, ::-1]], [b, -b[:, ::-1]]
-    if d1 != d2:
-        alone = first[:, pairs:], second[:, pairs:]
-        upper.insert(1, tf.pad(alone[0], [[0, 0], [0, d2 - pairs]]))
-        lower.insert(1, tf.pad(alone[1], [[0, 0], [d1 - pairs, 0]]))
-    return tf.concat([tf.concat(upper, 1), tf.concat(lower, 1)], 0)
-
-
-def objective(correlation: Correlation, spectrum: Spectrum) -> tf.Tensor:
-    """L(S), a scalar: - sum_{i<=k} mu_i, plus J k for "gcca"."""
-    return correlation.constant - tf.reduce_sum(spectrum.selected * spectrum.values)
-
-
-def blocks(correlation: Correlation, x: tf.Tensor) -> tf.Tensor:
-    """The mask B in the basis T: symmetric, idempotent, its own adjoint."""
-    if correlation.objective == "cca":
-        partner, sign = correlation.partner
-        if correlation.sizes[0] == correlation.sizes[1]:
-            mirrored = tf.reverse(x, [0, 1])
-        else:
-            mirrored = tf.gather(tf.gather(x, partner, axis=0), partner, axis=1)
-            mirrored *= tf.constant(np.outer(sign, sign), x.dtype)
-        return 0.5 * (x + mirrored)
-    return x * tf.constant(correlation.block_mask, x.dtype)
-
-
-def gamma_diagonal(correlation: Correlation, spectrum: Spectrum) -> tf.Tensor:
-    """For "cca", where `gamma` is diagonal: its diagonal, `[D]`."""
-    f, weighted = spectrum.selected, spectrum.selected * spectrum.values
-    partner, _ = correlation.partner
-    mirrored = tf.gather(tf.stack([f, weighted]), partner, axis=1)
-    return 0.5 * (weighted + mirrored[1] - f + mirrored[0])
-
-
-def gamma(correlation: Correlation, spectrum: Spectrum) -> tf.Tensor:
-    """dL/dS in the basis: T^-1 (dL/dS) T^-T = B(Q diag(f mu) Q^T) - K(Q diag(f) Q^T).
-
-    Where mu_k = mu_{k+1} L is not differentiable; this is the gradient for the k vectors that
-    the decomposition returns first.
-    """
-    if correlation.objective == "cca":
-        return tf.linalg.diag(gamma_diagonal(correlation, spectrum))
-    k = correlation.num_components
-    chosen = spectrum.rotation[:, :k] * spectrum.selected[:k]
-    n0, n1 = tf.unstack(
-        tf.matmul(
-            tf.stack([chosen, chosen * spectrum.values[:k]]),
-            spectrum.rotation[:, :k],
-            transpose_b=True,
-        )
-    )
-    return blocks(correlation, n1) - n0
-
-
 class Differences(NamedTuple):
     """Divided differences of f, f mu and f mu^2 in mu, each `[D, D]` and symmetric."""
 
     phi: tf.Tensor
     psi: tf.Tensor
     chi: tf.Tensor
+
+
+@dataclass(frozen=True)
+class Correlation(abc.ABC):
+    """Which correlation of which views: everything that is known before the data.
+
+    Two correlations of one type, equal sizes and equal k are equal, and share what was compiled.
+
+    Attributes:
+        sizes: widths d_1..d_J of the views.
+        num_components: k.
+    """
+
+    sizes: tuple[int, ...]
+    num_components: int
+
+    @property
+    def width(self) -> int:
+        """D, the number of columns of all views side by side."""
+        return sum(self.sizes)
+
+    @property
+    @abc.abstractmethod
+    def constant(self) -> float:
+        """What L adds to - sum_{i<=k} mu_i."""
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """The columns of each view."""
+        ends = np.cumsum(self.sizes)
+        return tuple(slice(int(e - d), int(e)) for e, d in zip(ends, self.sizes, strict=True))
+
+    @cached_property
+    def block_mask(self) -> np.ndarray:
+        """D x D, one inside the blocks of the views."""
+        view: np.ndarray = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        return (view[:, None] == view[None]).astype("float64")
+
+    @abc.abstractmethod
+    def factorise(
+        self, covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None = None
+    ) -> Factors:
+        """The decompositions that (2) needs, for a float64 covariance `[D, D]`.
+
+        Args:
+            covariance: S, symmetric.
+            epsilon: scalar >= 0.
+            unused: block-diagonal projection onto what lies outside the row spaces of the views;
+                B is the identity there, so that eps = 0 and rank-deficient views are well defined.
+        """
+
+    @abc.abstractmethod
+    def assemble(self, factors: Factors) -> Spectrum:
+        """The spectrum of (2) from its factors; NaN values where the whitening was not finite."""
+
+    def decompose(
+        self, covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None = None
+    ) -> Spectrum:
+        """Solves (2), see `factorise`. Where S is not finite or B + eps I is not positive definite,
+        `values` are NaN (the decompositions themselves would raise)."""
+        return self.assemble(self.factorise(covariance, epsilon, unused))
+
+    def value(self, spectrum: Spectrum) -> tf.Tensor:
+        """L(S), a scalar."""
+        return self.constant - total(spectrum)
+
+    def blocks(self, x: tf.Tensor) -> tf.Tensor:
+        """The mask B: symmetric, idempotent, its own adjoint."""
+        return x * tf.constant(self.block_mask, x.dtype)
+
+    def by_view(self, x: tf.Tensor, blocks: tf.Tensor) -> tf.Tensor:
+        """x times a block-diagonal matrix `[D, D]`: view by view where that is cheaper."""
+        if self.width < DENSE:
+            return tf.matmul(x, blocks)
+        parts = [tf.matmul(x[:, s], blocks[s, s]) for s in self.slices]
+        return tf.concat(parts, 1)
+
+    @abc.abstractmethod
+    def slope(self, spectrum: Spectrum) -> tf.Tensor:
+        """dL/dS in the basis: T^-1 (dL/dS) T^-T = B(Q diag(f mu) Q^T) - K(Q diag(f) Q^T).
+
+        Where mu_k = mu_{k+1} L is not differentiable; this is the gradient for the k vectors that
+        the decomposition returns first.
+        """
+
+    def times_slope(self, x: tf.Tensor, slope: tf.Tensor) -> tf.Tensor:
+        """x times a matrix of the form of `slope`."""
+        return tf.matmul(x, slope)
+
+
+class CCA(Correlation):
+    """Two views; the positive mu of (2) are their canonical correlations.
+
+    Attributes:
+        sizes: widths (d_1, d_2).
+        num_components: k, at most min(d_1, d_2).
+    """
+
+    @property
+    def constant(self) -> float:
+        return 0.0
+
+    @property
+    def pairs(self) -> int:
+        """m = min(d_1, d_2), the number of canonical pairs."""
+        return min(self.sizes)
+
+    def factorise(
+        self, covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None = None
+    ) -> Factors:
+        within = _regularized(covariance, epsilon, unused)
+        d1, d2 = self.sizes
+        views = within[:d1, :d1], within[d1:, d1:]
+        if d1 == d2:  # one batched call
+            factor = tf.linalg.cholesky(tf.stack(views))
+            eye = tf.eye(d1, batch_shape=[2], dtype=within.dtype)
+            whiten = tf.linalg.triangular_solve(factor, eye)
+            first, second = whiten[0], whiten[1]
+        else:
+            factor = _block_diagonal(*map(tf.linalg.cholesky, views))
+            whiten = tf.linalg.triangular_solve(factor, tf.eye(self.width, dtype=within.dtype))
+            first, second = whiten[:d1, :d1], whiten[d1:, d1:]
+        whitened = tf.matmul(tf.matmul(first, covariance[:d1, d1:]), second, transpose_b=True)
+        ok, whitened = guarded(whitened)
+        values, left, right = tf.linalg.svd(whitened, full_matrices=True)
+        return Factors(factor, whiten, values, left, right, ok)
+
+    def assemble(self, factors: Factors) -> Spectrum:
+        factor, whiten, values, left, right, ok = factors
+        if factor.shape.rank == 3:
+            rotations = tf.stack([left, right])
+            basis = _block_diagonal(*tf.unstack(tf.matmul(whiten, rotations, transpose_a=True)))
+            inverse = _block_diagonal(*tf.unstack(tf.matmul(rotations, factor, True, True)))
+        else:
+            rotations = _block_diagonal(left, right)
+            basis = tf.matmul(whiten, rotations, transpose_a=True)
+            inverse = tf.matmul(rotations, factor, transpose_a=True, transpose_b=True)
+        zeros = tf.zeros([self.width - 2 * self.pairs], values.dtype)
+        values = spoiled(ok, tf.concat([values, zeros, -values[::-1]], 0))
+        return Spectrum(
+            values=values,
+            basis=basis,
+            inverse=inverse,
+            rotation=self.paired(tf.eye(self.width, dtype=values.dtype)),
+            selected=_selected(values, self.num_components),
+        )
+
+    def paired(self, x: tf.Tensor) -> tf.Tensor:
+        """x Q: from columns a_i, b_i to (a_i + b_i) / sqrt 2, columns without partner, and
+        (a_i - b_i) / sqrt 2 in reverse."""
+        (d1, _), m, half = self.sizes, self.pairs, np.sqrt(0.5)
+        a, b = half * x[:, :m], half * x[:, d1 : d1 + m]
+        return tf.concat([a + b, x[:, m:d1], x[:, d1 + m :], (a - b)[:, ::-1]], 1)
+
+    def unpaired(self, x: tf.Tensor) -> tf.Tensor:
+        """x Q^T, the inverse of `paired`."""
+        (d1, d2), m, half = self.sizes, self.pairs, np.sqrt(0.5)
+        u, v = half * x[:, :m], half * x[:, -m:][:, ::-1]
+        return tf.concat([u + v, x[:, m:d1], u - v, x[:, d1 : d1 + d2 - m]], 1)
+
+    def paired_blocks(self, x: tf.Tensor) -> tf.Tensor:
+        """The mask B between pairs, Q^T B(Q x Q^T) Q: half of x and of x with view 2 reversed."""
+        d1, d2 = self.sizes
+        if d1 == d2:
+            return 0.5 * (x + tf.reverse(x, [0, 1]))
+        partner = np.arange(self.width)[::-1].copy()
+        alone = slice(self.pairs, -self.pairs)
+        partner[alone] = np.arange(self.width)[alone]
+        sign = np.ones(self.width)
+        sign[alone] = 1.0 if d1 > d2 else -1.0
+        mirrored = tf.gather(tf.gather(x, partner, axis=0), partner, axis=1)
+        return 0.5 * (x + tf.constant(np.outer(sign, sign), x.dtype) * mirrored)
+
+    def slope(self, spectrum: Spectrum) -> tf.Tensor:
+        """B has f_i sigma_i / 2 on its diagonals, K has f_i / 2 between a_i and b_i."""
+        (d1, d2), m = self.sizes, self.pairs
+        f, sigma = spectrum.selected[:m], spectrum.values[:m]
+        within, between = 0.5 * f * sigma, -0.5 * f
+        corner = tf.linalg.diag(between, num_rows=d1, num_cols=d2)
+        ones = [tf.linalg.diag(tf.pad(within, [[0, d - m]])) for d in self.sizes]
+        rows = [tf.concat([ones[0], corner], 1), tf.concat([tf.transpose(corner), ones[1]], 1)]
+        return tf.concat(rows, 0)
+
+    def times_slope(self, x: tf.Tensor, slope: tf.Tensor) -> tf.Tensor:
+        (d1, d2), m = self.sizes, self.pairs
+        if self.width < DENSE:
+            return tf.matmul(x, slope)
+        diagonal = tf.linalg.diag_part(slope)
+        between = tf.linalg.diag_part(slope[:m, d1 : d1 + m])
+        a, b = x[:, :m] * between, x[:, d1 : d1 + m] * between
+        across = [tf.pad(b, [[0, 0], [0, d1 - m]]), tf.pad(a, [[0, 0], [0, d2 - m]])]
+        return x * diagonal + tf.concat(across, 1)
+
+    def paired_differential(self, differences: Differences, change: tf.Tensor) -> tf.Tensor:
+        """Differential of dL/dS between pairs, U^-1 d(dL/dS) U^-T, for `change` = U^T dS U.
+
+        dN0 = phi o E - psi o H and dN1 = psi o E - chi o H, with E and H the masks K and B of the
+        change.
+        """
+        phi, psi, chi = differences
+        within = self.paired_blocks(change)
+        e = change - within
+        n0, n1 = phi * e - psi * within, psi * e - chi * within
+        return self.paired_blocks(n0 + n1) - n0  # B(n1) - (n0 - B(n0)), one projection
+
+
+class GCCA(Correlation):
+    """Two or more views and the k directions that they share most: mu of (2) with all blocks.
+
+    Attributes:
+        sizes: widths (d_1, .., d_J).
+        num_components: k, at most d_1 + .. + d_J.
+    """
+
+    @property
+    def constant(self) -> float:
+        return float(len(self.sizes) * self.num_components)
+
+    def factorise(
+        self, covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None = None
+    ) -> Factors:
+        within = _regularized(covariance, epsilon, unused)
+        factor = tf.linalg.cholesky(self.blocks(within))
+        whiten = tf.linalg.triangular_solve(factor, tf.eye(self.width, dtype=factor.dtype))
+        whitened = tf.matmul(tf.matmul(whiten, covariance), whiten, transpose_b=True)
+        ok, whitened = guarded(0.5 * (whitened + tf.transpose(whitened)))
+        values, vectors = tf.linalg.eigh(whitened)
+        vectors = vectors[:, ::-1]
+        return Factors(factor, whiten, values[::-1], vectors, vectors, ok)
+
+    def assemble(self, factors: Factors) -> Spectrum:
+        values = spoiled(factors.ok, factors.values)
+        return Spectrum(
+            values=values,
+            basis=tf.transpose(factors.whiten),
+            inverse=tf.transpose(factors.factor),
+            rotation=factors.left,
+            selected=_selected(values, self.num_components),
+        )
+
+    def slope(self, spectrum: Spectrum) -> tf.Tensor:
+        k = self.num_components
+        vectors = spectrum.rotation[:, :k]
+        chosen = vectors * spectrum.selected[:k]
+        both = tf.stack([chosen, chosen * spectrum.values[:k]])
+        n0, n1 = tf.unstack(tf.matmul(both, vectors, transpose_b=True))
+        return self.blocks(n1) - n0
+
+    def differential(
+        self, rotation: tf.Tensor, differences: Differences, change: tf.Tensor
+    ) -> tf.Tensor:
+        """Differential of dL/dS in the basis, T^-1 d(dL/dS) T^-T, for `change` = T^T dS T.
+
+        dN0 = phi o E - psi o H and dN1 = psi o E - chi o H between eigenvectors, with E and H the
+        masks K and B of the change; without the part beyond k in both indices, which is zero.
+        """
+        width, k = self.width, self.num_components
+        phi, psi, chi = (x[:, :k] for x in differences)
+        chosen = rotation[:, :k]
+        both = tf.matmul(tf.concat([change, self.blocks(change)], 0), chosen)
+        both = tf.concat([both[:width], both[width:]], 1)
+        e, h = tf.split(tf.matmul(rotation, both, transpose_a=True), 2, axis=1)
+        half = tf.constant(np.where(np.arange(width) < k, 0.5, 1.0)[:, None], change.dtype)
+        both = tf.concat([half * (phi * e - psi * h), half * (psi * e - chi * h)], 1)
+        both = tf.matmul(rotation, both)
+        both = tf.matmul(tf.stack([both[:, :k], both[:, k:]]), chosen, transpose_b=True)
+        n0, n1 = tf.unstack(both + tf.linalg.matrix_transpose(both))
+        return self.blocks(n1) - n0
+
+
+def total(spectrum: Spectrum) -> tf.Tensor:
+    """The sum of the selected mu_i, a scalar."""
+    return tf.reduce_sum(spectrum.selected * spectrum.values)
 
 
 def divided_differences(spectrum: Spectrum) -> Differences:
@@ -274,30 +372,16 @@ def divided_differences(spectrum: Spectrum) -> Differences:
     )
 
 
-def gamma_differential(
-    correlation: Correlation, rotation: tf.Tensor, differences: Differences, change: tf.Tensor
-) -> tf.Tensor:
-    """Differential of dL/dS in the basis, T^-1 d(dL/dS) T^-T, for `change` = T^T dS T.
+def _regularized(covariance, epsilon, unused):
+    within = covariance + epsilon * tf.eye(covariance.shape[0], dtype=covariance.dtype)
+    return within if unused is None else within + unused
 
-    dN0 = phi o E - psi o H and dN1 = psi o E - chi o H between eigenvectors, with E and H the
-    masks K and B of the change.
-    """
-    phi, psi, chi = differences
-    within = blocks(correlation, change)
-    if correlation.objective == "cca":  # B(n1) - (n0 - B(n0)), one projection
-        e = change - within
-        n0, n1 = phi * e - psi * within, psi * e - chi * within
-        return blocks(correlation, n0 + n1) - n0
-    # Without the part beyond k in both indices, which is zero.
-    width, k = correlation.width, correlation.num_components
-    chosen = rotation[:, :k]
-    both = tf.matmul(tf.concat([change, within], 0), chosen)
-    both = tf.concat([both[:width], both[width:]], 1)
-    e, h = tf.split(tf.matmul(rotation, both, transpose_a=True), 2, axis=1)
-    phi, psi, chi = phi[:, :k], psi[:, :k], chi[:, :k]
-    half = tf.constant(np.where(np.arange(width) < k, 0.5, 1.0)[:, None], change.dtype)
-    both = tf.concat([half * (phi * e - psi * h), half * (psi * e - chi * h)], 1)
-    both = tf.matmul(rotation, both)
-    both = tf.matmul(tf.stack([both[:, :k], both[:, k:]]), chosen, transpose_b=True)
-    n0, n1 = tf.unstack(both + tf.linalg.matrix_transpose(both))
-    return blocks(correlation, n1) - n0
+
+def _selected(values, k):
+    first = tf.constant(np.arange(values.shape[0]) < k)
+    return tf.cast(first & (values > TINY), values.dtype)
+
+
+def _block_diagonal(first, second):
+    d1, d2 = first.shape[0], second.shape[0]
+    return tf.pad(first, [[0, d2]] * 2) + tf.pad(second, [[d1, 0]] * 2)

@@ -1,37 +1,75 @@
 """Solvers of the multiview proximal map in D x D matrices, and the linear system of its gradient.
 
-See `gram_problem` for the problem (4) and its notation. Newton is a trust-region method with
+See `problem` for the problem (4) and its notation. Newton is a trust-region method with
 Steihaug's conjugate gradients; L-BFGS is TensorFlow Probability's. Both descend from W = R.
+
+All that is known before the data is a `Correlation` and a few Python values. Tolerances, bounds
+on iterations, eps and lam are tensors, so that one compiled solver serves them all.
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.linear.cg import conjugate_gradient
-from proxnet_tf.ops.multiview import correlation as spectral
-from proxnet_tf.ops.multiview.correlation import Correlation, Spectrum
+from proxnet_tf.ops.linear.cg import CGResult, conjugate_gradient
+from proxnet_tf.ops.linear.report import Report
+from proxnet_tf.ops.multiview import joint_model, pair_model
+from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation, Factors, Spectrum
 from proxnet_tf.ops.multiview.problem import (
     Point,
-    Reduction,
+    Problem,
     covariance_of,
     evaluate,
-    gamma_of,
-    hessian_at,
-    hessian_product,
-    inverses_of,
-    metrics_at,
+    factors_at,
     point_at,
-    precondition,
 )
 
+# The module with the Hessian of each type of correlation: all define the same functions.
+MODELS: dict[type[Correlation], Any] = {CCA: pair_model, GCCA: joint_model}
 CG_ITERATIONS = 300
 # From this width on products dominate, and conjugate gradients run in float32: as steps that
 # Newton's method corrects, or with refinement in float64.
 WIDE = 128
 REFINEMENTS = 12
+# With a GPU in sight, problems up to this width are solved on the host by device="auto".
+HOST_WIDTH = 256
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How (4) is solved.
+
+    Attributes:
+        method: "newton" (trust region, conjugate gradients) or "lbfgs" (TensorFlow Probability's;
+            where it does not reach the tolerance, Newton starts afresh from W = R).
+        tolerance: on ||F(W)||_F / ||R||_F, and on the linear system of the gradient.
+        max_iterations: bound on the evaluations of (4) by Newton, on the iterations of L-BFGS.
+        jit: whether XLA compiles the inner loop; "auto" where TensorFlow is built with XLA.
+        device: where the D x D problem is solved: a name such as "CPU:0", None where TensorFlow
+            puts it, "auto" on the host if a GPU is visible and D is at most 256 (a GPU launches
+            each of the many small kernels dearly), else None.
+    """
+
+    method: str = "newton"
+    tolerance: float = 1e-8
+    max_iterations: int = 200
+    jit: bool | str = "auto"
+    device: str | None = "auto"
+
+    @property
+    def compiles(self) -> bool:
+        """`jit` as a boolean."""
+        return bool(tf.test.is_built_with_xla()) if self.jit == "auto" else bool(self.jit)
+
+    def device_for(self, width: int) -> str | None:
+        """`device` for a problem of D = `width` columns, as a name or None."""
+        if self.device != "auto":
+            return self.device
+        return "CPU:0" if width <= HOST_WIDTH and tf.config.list_logical_devices("GPU") else None
 
 
 class Solution(NamedTuple):
@@ -50,11 +88,22 @@ class Solution(NamedTuple):
     initial: tf.Tensor
 
 
-def _conjugate_gradient(correlation, hessian, rhs, tolerance, radius=None):
+# --- linear systems ----------------------------------------------------------------------------
+
+
+def _conjugate_gradient(
+    correlation: Correlation,
+    hessian: Any,
+    rhs: tf.Tensor,
+    tolerance: tf.Tensor,
+    radius: tf.Tensor | None = None,
+    exact: bool | None = True,
+) -> CGResult:
+    model = MODELS[type(correlation)]
     return conjugate_gradient(
-        lambda v: hessian_product(correlation, hessian, v),
+        lambda v: model.product(correlation, hessian, v, exact),
         rhs,
-        preconditioner=lambda r: precondition(hessian, r),
+        preconditioner=lambda r: model.precondition(correlation, hessian, r),
         tolerance=tolerance,
         max_iterations=CG_ITERATIONS,
         axes=(-2, -1),
@@ -62,285 +111,321 @@ def _conjugate_gradient(correlation, hessian, rhs, tolerance, radius=None):
     )
 
 
-def _cast(structure, dtype):
+def _cast(structure: Any, dtype: tf.DType) -> Any:
     return tf.nest.map_structure(
         lambda a: tf.cast(a, dtype) if tf.is_tensor(a) and a.dtype.is_floating else a, structure
     )
 
 
-def _approximate(correlation, hessian, rhs, tolerance, radius=None):
+def _approximate(
+    correlation: Correlation,
+    hessian: Any,
+    rhs: tf.Tensor,
+    tolerance: tf.Tensor,
+    radius: tf.Tensor | None = None,
+) -> CGResult:
     """`_conjugate_gradient` to a tolerance of at least 1e-4, in float32 where that is faster."""
     if correlation.width < WIDE:
         return _conjugate_gradient(correlation, hessian, rhs, tolerance, radius)
     data = _cast((hessian, rhs, tf.maximum(tolerance, 1e-4), radius), tf.float32)
-    return _cast(_conjugate_gradient(correlation, *data), rhs.dtype)
+    return _cast(_conjugate_gradient(correlation, *data, exact=None), rhs.dtype)
 
 
-def _solve_linear(correlation, hessian, rhs, tolerance):
-    """H^-1 rhs."""
+def _solve_linear(
+    correlation: Correlation, hessian: Any, rhs: tf.Tensor, tolerance: tf.Tensor
+) -> tuple[tf.Tensor, Report]:
+    """H^-1 rhs, and how well it was found; negative curvature counts as not converged."""
     if correlation.width < WIDE:
-        return _conjugate_gradient(correlation, hessian, rhs, tolerance).solution
+        found = _conjugate_gradient(correlation, hessian, rhs, tolerance)
+        solved = found.converged & ~found.negative_curvature
+        report = Report(found.residual[0, 0], found.iterations, solved[0, 0])
+        return found.solution, report
 
-    def go_on(i, x, r, better):
+    model = MODELS[type(correlation)]
+
+    def go_on(i, x, r, better, iterations):
         return better & (tf.norm(r) > tolerance * tf.norm(rhs))
 
-    def refine(i, x, r, _):
-        step = _approximate(correlation, hessian, r, tf.cast(1e-3, r.dtype)).solution
-        rest = r - hessian_product(correlation, hessian, step)
+    def refine(i, x, r, better, iterations):
+        found = _approximate(correlation, hessian, r, tf.cast(1e-3, r.dtype))
+        rest = r - model.product(correlation, hessian, found.solution)
         better = tf.norm(rest) < 0.5 * tf.norm(r)  # False for NaN
-        return i + 1, tf.where(better, x + step, x), tf.where(better, rest, r), better
+        x, r = tf.where(better, x + found.solution, x), tf.where(better, rest, r)
+        return i + 1, x, r, better, iterations + found.iterations
 
-    start = tf.zeros([], tf.int32), tf.zeros_like(rhs), rhs, tf.constant(True)
-    return tf.while_loop(go_on, refine, start, maximum_iterations=REFINEMENTS)[1]
+    zero = tf.zeros([], tf.int32)
+    start = zero, tf.zeros_like(rhs), rhs, tf.constant(True), zero
+    _, x, r, _, iterations = tf.while_loop(go_on, refine, start, maximum_iterations=REFINEMENTS)
+    residual = tf.math.divide_no_nan(tf.norm(r), tf.norm(rhs))
+    return x, Report(residual, iterations, residual <= tolerance)
 
 
-def _retract(correlation, hessian, spectrum, v):
-    """V' with a second-order term that follows the curved valley of small ||F||.
-
-    L does not change when a view is multiplied by a matrix. What of the step is such a product,
-    W_j A_j, and the rest V_j combine as (W_j + V_j)(I + A_j), which adds V_j A_j ("gcca").
-
-    For "cca" in the eigenbasis: as the correlations approach one the W v_j, v_j = (a_j, -b_j),
-    vanish, and what the step adds to them along the W u_i must follow the step of the W u_i. Far
-    from one, where this says nothing, sigma_j^4 fades it out.
-    """
-    if correlation.objective == "gcca":
-        parts = []
-        for w, part in zip(hessian.common, tf.split(v, correlation.sizes, axis=1), strict=True):
-            inner = tf.matmul(w, part, transpose_a=True)
-            rest = part - tf.matmul(w, inner)
-            parts.append(part + tf.sqrt(hessian.c) * tf.matmul(rest, inner))
-        return tf.concat(parts, 1)
-    pairs = min(correlation.sizes)
-    size = tf.norm(hessian.wt[:, :pairs], axis=0)
-    common = hessian.common[0]
-    shift = v[:, :pairs] - tf.matmul(common, tf.matmul(common, v[:, :pairs], transpose_a=True))
-    shift = tf.math.divide_no_nan(shift, size)
-    shift = tf.matmul(shift, tf.matmul(common, v[:, -pairs:], transpose_a=True))
-    shift *= spectrum.values[-pairs:] ** 4
-    return v + tf.pad(shift, [[0, 0], [correlation.width - pairs, 0]])
+# --- Newton ------------------------------------------------------------------------------------
 
 
 class _State(NamedTuple):
     point: Point
-    metrics: tf.Tensor
     radius: tf.Tensor
     stalled: tf.Tensor
 
 
+class _Trial(NamedTuple):
+    w: tf.Tensor
+    covariance: tf.Tensor
+    predicted: tf.Tensor  # decrease of the objective that the quadratic model promises
+    length: tf.Tensor  # of the step, in the preconditioner's norm
+
+
 # A loop variable or an argument of a compiled function costs more than a D x D product: what
-# travels between the compiled parts travels in one stack of matrices and one vector.
+# travels between the compiled parts travels in one stack of matrices and one vector. A layout is a
+# structure of ranks: 2 for [D, D], 1 for [D], 0 for a scalar.
+
+_SPECTRUM = Spectrum(values=1, basis=2, inverse=2, rotation=2, selected=1)
+_POINT = Point(w=2, spectrum=_SPECTRUM, wt=2, bare=2, pull=2, slope=2, objective=0, residual=0)
+_STATE = _State(point=_POINT, radius=0, stalled=0)
+_TRIAL = _Trial(w=2, covariance=2, predicted=0, length=0)
+_PROBLEM = Problem(root=2, unused=2, epsilon=0, c=0, t=0)
+
+Packed = tuple[tf.Tensor, tf.Tensor]
 
 
-def _pack(state):
-    point, spectrum = state.point, state.point.spectrum
-    matrices = [point.w, *spectrum[1:4], point.wt, point.metric, point.slope]
-    scalars = [point.objective, point.residual, state.radius, state.stalled]
-    return (
-        tf.concat([tf.stack(matrices), state.metrics], 0),
-        tf.concat([spectrum.values, spectrum.selected, tf.stack(scalars)], 0),
-    )
+def pack(structure: Any) -> Packed:
+    """The matrices of a structure in one stack, its vectors and scalars in one vector."""
+    flat = tf.nest.flatten(structure)
+    matrices = [x for x in flat if x.shape.rank == 2]
+    rest = [x for rank in (1, 0) for x in flat if x.shape.rank == rank]
+    return tf.stack(matrices), tf.concat([tf.reshape(x, [-1]) for x in rest] or [[]], 0)
 
 
-def _unpack(matrices, vector):
-    w, basis, inverse, rotation, wt, metric, slope = tf.unstack(matrices[:7])
-    values, selected, scalars = tf.split(vector, [w.shape[0], w.shape[0], 4])
-    objective, residual, radius, stalled = tf.unstack(scalars)
-    spectrum = Spectrum(values, basis, inverse, rotation, selected)
-    point = Point(w, spectrum, wt, metric, slope, objective, residual)
-    return _State(point, matrices[7:], radius, stalled)
+def unpack(layout: Any, packed: Packed) -> Any:
+    """Undoes `pack` for a structure of the given layout."""
+    matrices, vector = packed
+    ranks, width = tf.nest.flatten(layout), matrices.shape[-1]
+    pools = {
+        2: iter(tf.unstack(matrices)),
+        1: iter(tf.split(vector[: width * ranks.count(1)], ranks.count(1) or 1)),
+        0: iter(tf.unstack(vector[width * ranks.count(1) :])),
+    }
+    return tf.nest.pack_sequence_as(layout, [next(pools[rank]) for rank in ranks])
 
 
-def _pack_reduction(reduction):
-    return tf.stack([reduction.root, reduction.unused]), tf.stack([reduction.c, reduction.t])
-
-
-def _unpack_reduction(matrices, vector):
-    root, unused = tf.unstack(matrices)
-    c, t = tf.unstack(vector)
-    return Reduction(root=root, pinv=None, unused=unused, turn=None, c=c, t=t)
-
-
-def _propose(correlation, reduction, state, inverses, tolerance):
-    """A step of Steihaug's method: the stack [W, S] at its end; its promise and its length."""
-    reduction, state = _unpack_reduction(*reduction), _unpack(*state)
-    point = state.point
-    hessian = hessian_at(correlation, reduction, point, inverses)
+def _propose(
+    correlation: Correlation, problem: Packed, state: Packed, decomposed: Any, tolerance: tf.Tensor
+) -> Packed:
+    """A step of Steihaug's method, as a `_Trial`."""
+    model = MODELS[type(correlation)]
+    data, (point, radius, _) = unpack(_PROBLEM, problem), unpack(_STATE, state)
+    hessian = model.hessian_at(correlation, data, point, decomposed)
     # Superlinear, but no more exact than the last step needs.
     enough = tf.minimum(0.2 * tf.math.divide_no_nan(tolerance, point.residual), 0.1)
     forcing = tf.clip_by_value(tf.sqrt(point.residual), enough, 0.1)
-    found = _approximate(correlation, hessian, -point.slope, forcing, state.radius)
-    v = _retract(correlation, hessian, point.spectrum, found.solution)
-    w = point.w + tf.matmul(v, point.spectrum.inverse)
-    w -= tf.matmul(w, reduction.unused)
-    predicted = found.reduction[0, 0] / reduction.t
-    return tf.stack([w, covariance_of(reduction, w)]), tf.stack([predicted, found.norm[0, 0]])
+    found = _approximate(
+        correlation, hessian, model.enter(correlation, hessian, -point.slope), forcing, radius
+    )
+    v = model.leave(correlation, hessian, model.retract(correlation, hessian, found.solution))
+    w = point.w + correlation.by_view(v, point.spectrum.inverse)
+    w -= tf.matmul(w, data.unused)
+    predicted = found.reduction[0, 0] / data.t
+    return pack(_Trial(w, covariance_of(data, w), predicted, found.norm[0, 0]))
 
 
-def _start(correlation, reduction, factors):
-    reduction = _unpack_reduction(*reduction)
-    point = point_at(correlation, reduction, reduction.root, factors)
-    radius = 0.2 * tf.norm(reduction.root)
-    metrics = metrics_at(correlation, reduction, point)
-    return _pack(_State(point, metrics, radius, tf.zeros_like(radius)))
+def _with_ingredients(correlation, problem, state):
+    """The packed state and what is to be decomposed at its point."""
+    model = MODELS[type(correlation)]
+    return pack(state), model.ingredients_at(correlation, problem, state.point)
 
 
-def _accept(correlation, reduction, state, trial, factors):
-    """The trust-region test of a trial point, and the state after it."""
-    reduction, state = _unpack_reduction(*reduction), _unpack(*state)
-    predicted, norm = tf.unstack(trial[1])
-    point, radius = state.point, state.radius
-    new = point_at(correlation, reduction, trial[0][0], factors)
+def _start(correlation: Correlation, problem: Packed, factors: Factors) -> tuple[Packed, Any]:
+    """The state at W = R, and what is to be decomposed there."""
+    data = unpack(_PROBLEM, problem)
+    point = point_at(correlation, data, data.root, factors)
+    radius = 0.2 * tf.norm(data.root)
+    return _with_ingredients(correlation, data, _State(point, radius, tf.zeros_like(radius)))
+
+
+def _accept(
+    correlation: Correlation, problem: Packed, state: Packed, trial: Packed, factors: Factors
+) -> tuple[Packed, Any]:
+    """The trust-region test of a trial point; the state after it, as `_start` gives it."""
+    data, tried = unpack(_PROBLEM, problem), unpack(_TRIAL, trial)
+    point, radius, _ = unpack(_STATE, state)
+    new = point_at(correlation, data, tried.w, factors)
     # Too small a change for the objective's rounding: the residual decides.
-    tiny = predicted < 1e-12 * (1.0 + tf.abs(point.objective))
+    tiny = tried.predicted < 1e-12 * (1.0 + tf.abs(point.objective))
     smaller = new.residual < point.residual
-    gain = tf.math.divide_no_nan(point.objective - new.objective, predicted)
+    gain = tf.math.divide_no_nan(point.objective - new.objective, tried.predicted)
     ratio = tf.where(tiny, tf.cast(smaller, gain.dtype), gain)
     ratio = tf.where(tf.math.is_finite(ratio), ratio, -tf.ones_like(ratio))
-    at_edge = norm > 0.99 * radius
+    at_edge = tried.length > 0.99 * radius
     radius = tf.where((ratio > 0.9) & at_edge, 2.0 * radius, radius)
-    shrink = tf.where(ratio < -1.0, 0.25 * norm, 0.5 * norm)
+    shrink = tf.where(ratio < -1.0, 0.25 * tried.length, 0.5 * tried.length)
     radius = tf.where(ratio < 0.25, shrink, radius)
     point = tf.nest.map_structure(lambda a, b: tf.where(ratio > 1e-4, a, b), new, point)
     stalled = tf.cast(tiny & ~smaller, radius.dtype)
-    return _pack(_State(point, metrics_at(correlation, reduction, point), radius, stalled))
+    return _with_ingredients(correlation, data, _State(point, radius, stalled))
 
 
 @functools.lru_cache(maxsize=512)
-def _compile(function, correlation, jit):
-    """`function` of `correlation`, compiled by XLA where asked."""
-    return tf.function(functools.partial(function, correlation), jit_compile=jit, autograph=False)
+def compiled(
+    function: Callable[..., Any], correlation: Correlation, jit: bool | None
+) -> Callable[..., Any]:
+    """`function` of `correlation` as one graph, compiled by XLA where asked.
+
+    One object for equal arguments; a `partial` has trace statistics of its own, so that several
+    correlations are not mistaken for one function that is traced again and again.
+    """
+    bound = functools.partial(function, correlation)
+    return tf.function(bound, jit_compile=jit, autograph=False)
 
 
-def _newton(correlation, reduction, tolerance, max_iterations, jit):
+def _newton(
+    correlation: Correlation,
+    problem: Problem,
+    tolerance: tf.Tensor,
+    max_iterations: tf.Tensor,
+    jit: bool,
+) -> Solution:
     """Trust-region Newton from W = R: Steihaug's method in the preconditioner's norm.
 
     Decompositions run outside XLA, whose kernels for them are slow; all else is compiled.
     """
-    propose, accept, start = (_compile(f, correlation, jit) for f in (_propose, _accept, _start))
-    data = _pack_reduction(reduction)
+    propose, accept, start = (compiled(f, correlation, jit) for f in (_propose, _accept, _start))
+    data = pack(problem)
 
     def factors_of(covariance):
-        return spectral.factorise(correlation, covariance, reduction.unused)
+        return factors_at(correlation, problem, covariance)
 
-    def go_on(iteration, matrices, vector):
-        _, residual, _, stalled = tf.unstack(vector[-4:])
-        return (residual > tolerance) & (iteration < max_iterations) & (stalled == 0.0)
+    def decomposed(ingredients):
+        model = MODELS[type(correlation)]
+        return model.decompose(correlation, ingredients, correlation.width >= WIDE)
 
-    def step(iteration, matrices, vector):
-        state = matrices, vector
-        inverses = inverses_of(correlation, matrices[7:])
-        trial = propose(data, state, inverses, tf.cast(tolerance, vector.dtype))
-        return iteration + 1, *accept(data, state, trial, factors_of(trial[0][1]))
+    def go_on(iteration, state, ingredients):
+        point, _, stalled = unpack(_STATE, state)
+        unsolved = point.residual > tolerance
+        return unsolved & (iteration < max_iterations) & (stalled == 0.0)
 
-    first = start(data, factors_of(covariance_of(reduction, reduction.root)))
-    iterations, *last = tf.while_loop(go_on, step, (tf.constant(1), *first))
-    point = _unpack(*last).point
-    converged = point.residual <= tolerance
-    return Solution(point, iterations, converged, _unpack(*first).point.objective)
+    def step(iteration, state, ingredients):
+        trial = propose(data, state, decomposed(ingredients), tolerance)
+        factors = factors_of(unpack(_TRIAL, trial).covariance)
+        return iteration + 1, *accept(data, state, trial, factors)
+
+    first = start(data, factors_of(covariance_of(problem, problem.root)))
+    iterations, last, _ = tf.while_loop(go_on, step, (tf.constant(1), *first))
+    point = unpack(_STATE, last).point
+    initial = unpack(_STATE, first[0]).point.objective
+    return Solution(point, iterations, point.residual <= tolerance, initial)
 
 
-def _lbfgs(correlation, reduction, tolerance, max_iterations):
+# --- L-BFGS ------------------------------------------------------------------------------------
+
+
+def _lbfgs(
+    correlation: Correlation, problem: Problem, tolerance: tf.Tensor, max_iterations: tf.Tensor
+) -> Solution:
     """TFP's L-BFGS on (4) from W = R, on t times the objective, whose gradient is F."""
     import tensorflow_probability as tfp
 
-    shape = reduction.root.shape
+    shape = problem.root.shape
 
     def value_and_gradient(flat):
         w = tf.reshape(flat, shape)
-        w -= tf.matmul(w, reduction.unused)
-        point = evaluate(correlation, reduction, w)
-        slope = tf.matmul(point.slope, point.spectrum.basis, transpose_b=True)
-        broken = ~tf.math.is_finite(point.objective)
-        value = tf.where(broken, tf.cast(np.inf, w.dtype), reduction.t * point.objective)
+        w -= tf.matmul(w, problem.unused)
+        point = evaluate(correlation, problem, w)
+        slope = correlation.by_view(point.slope, tf.transpose(point.spectrum.basis))
+        broken = ~tf.math.is_finite(point.objective)  # the line search turns back from infinity
+        value = tf.where(broken, tf.cast(np.inf, w.dtype), problem.t * point.objective)
         slope = tf.where(broken, tf.zeros_like(slope), slope)
-        return value, tf.reshape(slope - tf.matmul(slope, reduction.unused), [-1])
+        return value, tf.reshape(slope - tf.matmul(slope, problem.unused), [-1])
 
     found = tfp.optimizer.lbfgs_minimize(
         value_and_gradient,
-        tf.reshape(reduction.root, [-1]),
+        tf.reshape(problem.root, [-1]),
         # its rule is on the largest entry of F
-        tolerance=tolerance * tf.norm(reduction.root) / correlation.width,
+        tolerance=tolerance * tf.norm(problem.root) / correlation.width,
         max_iterations=max_iterations,
         max_line_search_iterations=30,
     )
     w = tf.reshape(found.position, shape)
-    point = evaluate(correlation, reduction, w - tf.matmul(w, reduction.unused))
-    initial = evaluate(correlation, reduction, reduction.root).objective
+    point = evaluate(correlation, problem, w - tf.matmul(w, problem.unused))
+    initial = evaluate(correlation, problem, problem.root).objective
     return Solution(point, found.num_objective_evaluations, point.residual <= tolerance, initial)
 
 
-def solve(
-    correlation: Correlation,
-    reduction: Reduction,
-    *,
-    solver: str = "newton",
-    tolerance: float = 1e-8,
-    max_iterations: int = 200,
-    jit: bool = True,
-) -> Solution:
-    """Solves (4) by descent from W = R.
+# --- what `prox` calls ---------------------------------------------------------------------------
 
-    Args:
-        correlation: which problem.
-        reduction: its data.
-        solver: "newton" (trust region, conjugate gradients) or "lbfgs" (TensorFlow Probability;
-            where it does not reach the tolerance, Newton starts afresh from W = R).
-        tolerance: on ||F(W)||_F / ||R||_F.
-        max_iterations: bound on the evaluations of (4) by Newton, on the iterations of L-BFGS.
-        jit: whether XLA compiles the conjugate gradients.
-    """
-    reduction = tf.nest.map_structure(tf.stop_gradient, reduction)
-    return _solver(correlation, solver, tolerance, max_iterations, jit)(reduction)
+
+def _newton_alone(correlation, jit, problem, tolerance, max_iterations):
+    return _newton(correlation, problem, tolerance, max_iterations, jit)
+
+
+def _lbfgs_first(correlation, jit, problem, tolerance, max_iterations):
+    found = _lbfgs(correlation, problem, tolerance, max_iterations)
+    return tf.cond(
+        found.converged,
+        lambda: found,
+        lambda: _newton(correlation, problem, tolerance, max_iterations, jit),
+    )
+
+
+_METHODS = {"newton": _newton_alone, "lbfgs": _lbfgs_first}
 
 
 @functools.lru_cache(maxsize=128)
-def _solver(correlation, solver, tolerance, max_iterations, jit):
-    """The solver as one graph, also when called eagerly."""
+def solver(correlation: Correlation, method: str, jit: bool) -> Callable[..., Solution]:
+    """The solver of one kind of problem as one graph, also when called eagerly.
 
-    def solve(reduction):
-        def newton():
-            return _newton(correlation, reduction, tolerance, max_iterations, jit)
+    It takes a `Problem`, the tolerance (float64) and the bound on iterations (int32).
+    """
+    bound = functools.partial(_METHODS[method], correlation, jit)
+    return tf.function(bound, autograph=False)
 
-        if solver == "newton":
-            return newton()
-        found = _lbfgs(correlation, reduction, tolerance, max_iterations)
-        return tf.cond(found.converged, lambda: found, newton)
 
-    return tf.function(solve, autograph=False)
+def solve(correlation: Correlation, problem: Problem, settings: Settings | None = None) -> Solution:
+    """Solves (4) by descent from W = R."""
+    settings = settings or Settings()
+    problem = tf.nest.map_structure(tf.stop_gradient, problem)
+    tolerance = tf.constant(settings.tolerance, problem.root.dtype)
+    bound = tf.constant(settings.max_iterations, tf.int32)
+    return solver(correlation, settings.method, settings.compiles)(problem, tolerance, bound)
 
 
 def solve_hessian(
     correlation: Correlation,
-    reduction: Reduction,
+    problem: Problem,
     point: Point,
     rhs: tf.Tensor,
+    tolerance: float | tf.Tensor,
     *,
-    tolerance: float = 1e-8,
     jit: bool = True,
-) -> tf.Tensor:
+) -> tuple[tf.Tensor, Report]:
     """U with H U = `rhs` at the solution, `[D, D]`, by conjugate gradients: the core of (5).
 
     H is positive definite at a strict minimiser; a direction of negative curvature ends the
-    iteration with the last iterate.
+    iteration with the last iterate, and the report says that it did not converge.
     """
-    metrics = _compile(metrics_at, correlation, jit)(reduction, point)
-    solve = _compile(_hessian_solve, correlation, jit)
-    inverses = inverses_of(correlation, metrics)
-    return solve(reduction, point, inverses, rhs, tf.cast(tolerance, rhs.dtype))
+    prepare = compiled(_prepare, correlation, None)
+    run = compiled(_hessian_solve, correlation, jit)
+    return run(problem, point, prepare(problem, point), rhs, tf.cast(tolerance, rhs.dtype))
 
 
-def _hessian_solve(correlation, reduction, point, inverses, rhs, tolerance):
+def _prepare(correlation, problem, point):
+    model = MODELS[type(correlation)]
+    return model.decompose(correlation, model.ingredients_at(correlation, problem, point), False)
+
+
+def _hessian_solve(correlation, problem, point, decomposed, rhs, tolerance):
+    model = MODELS[type(correlation)]
+    hessian = model.hessian_at(correlation, problem, point, decomposed)
     inverse = point.spectrum.inverse
-    hessian = hessian_at(correlation, reduction, point, inverses)
-    mapped = tf.matmul(rhs, inverse, transpose_b=True)
-    u = tf.matmul(_solve_linear(correlation, hessian, mapped, tolerance), inverse)
-    return u + tf.matmul(rhs - u, reduction.unused)  # H is the identity outside the row spaces
+    mapped = model.enter(correlation, hessian, correlation.by_view(rhs, tf.transpose(inverse)))
+    solution, report = _solve_linear(correlation, hessian, mapped, tolerance)
+    u = correlation.by_view(model.leave(correlation, hessian, solution), inverse)
+    # H is the identity outside the row spaces.
+    return u + tf.matmul(rhs - u, problem.unused), report
 
 
-def shrinkage(correlation: Correlation, reduction: Reduction, point: Point) -> tf.Tensor:
+def shrinkage(correlation: Correlation, point: Point) -> tf.Tensor:
     """(I + t Gam)^-1, `[D, D]`, symmetric."""
     basis = point.spectrum.basis
-    slope = tf.matmul(basis, gamma_of(correlation, reduction, point.spectrum))
-    slope = tf.matmul(slope, basis, transpose_b=True)
+    slope = tf.matmul(correlation.times_slope(basis, point.pull), basis, transpose_b=True)
     return tf.linalg.inv(tf.eye(correlation.width, dtype=slope.dtype) + slope)

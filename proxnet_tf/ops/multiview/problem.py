@@ -12,8 +12,9 @@ by descent from W = R, each view staying in its own row space. Its Hessian (time
 
     H V = V (I + t Gam) + t W dGam[c (V^T W + W^T V)].
 
-Gradient and Hessian are kept in the basis T of `spectral`, on V' = V T: there I + t Gam becomes
-M = T^-1 T^-T + t Gam', and dGam acts entry by entry between eigenvectors.
+Gradient and Hessian are kept in the basis T of `correlation`, on V' = V T: there I + t Gam becomes
+M = T^-1 T^-T + t Gam', and dGam acts entry by entry between eigenvectors: see `pair_model` for CCA
+and `joint_model` for GCCA.
 
 References: Li, Ma, Zhang (2020), equation (8) and the appendix on multiview learning. The
 reduction to D x D and the preconditioner go beyond the paper.
@@ -24,32 +25,41 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview import correlation as spectral
-from proxnet_tf.ops.multiview.correlation import Correlation, Spectrum
+from proxnet_tf.ops.multiview.correlation import Correlation, Factors, Spectrum
 
-# Eigenvalues of a Gram matrix below this fraction of the largest are rounding.
-RANK_TOLERANCE = 1e-10
 OUTSIDE = 1e4
 
 
-class Reduction(NamedTuple):
+class Problem(NamedTuple):
     """The data of (4).
 
     Attributes:
         root: R, `[D, D]`, R^T R = C.
-        pinv: R^+, `[D, D]`.
         unused: I - Pi, block-diagonal projection onto what lies outside the views' row spaces.
-        turn: block-diagonal C_jj^+, zero where every view has full rank; see `turning`.
+        epsilon: eps, scalar.
         c: 1 / (n - 1), scalar.
         t: n / lam, scalar.
     """
 
     root: tf.Tensor
-    pinv: tf.Tensor
     unused: tf.Tensor
-    turn: tf.Tensor
+    epsilon: tf.Tensor
     c: tf.Tensor
     t: tf.Tensor
+
+
+class Reduction(NamedTuple):
+    """The data of (4), and what connects them with the rows.
+
+    Attributes:
+        problem: the data of (4).
+        lift: R^+, `[D, D]`.
+        turn: block-diagonal C_jj^+, zero where every view has full rank; see `turning`.
+    """
+
+    problem: Problem
+    lift: tf.Tensor
+    turn: tf.Tensor
 
 
 class Point(NamedTuple):
@@ -59,7 +69,8 @@ class Point(NamedTuple):
         w: W, `[D, D]`.
         spectrum: of (2) at S = c W^T W.
         wt: W T.
-        metric: M = T^-1 (I + t Gam) T^-T, made stiff outside the row spaces.
+        bare: T^-1 T^-T, block-diagonal, made stiff outside the row spaces.
+        pull: t Gam' = T^-1 t Gam T^-T.
         slope: F(W) T^-T.
         objective: ||W - R||^2 / (2 t) + L, scalar; NaN where (2) could not be solved.
         residual: ||F(W)||_F / ||R||_F, scalar.
@@ -68,7 +79,8 @@ class Point(NamedTuple):
     w: tf.Tensor
     spectrum: Spectrum
     wt: tf.Tensor
-    metric: tf.Tensor
+    bare: tf.Tensor
+    pull: tf.Tensor
     slope: tf.Tensor
     objective: tf.Tensor
     residual: tf.Tensor
@@ -78,63 +90,96 @@ def reduce_gram(
     correlation: Correlation,
     gram: tf.Tensor,
     count: tf.Tensor,
+    rounding: tf.Tensor,
     lam: tf.Tensor,
-    rank_tolerance: float | tf.Tensor = RANK_TOLERANCE,
+    epsilon: tf.Tensor,
 ) -> Reduction:
-    """R, R^+ and the row spaces of the views, from C = Xc^T Xc (`[D, D]`, float64, finite).
+    """R, R^+ and the row spaces of the views, from C = Xc^T Xc.
 
     Args:
         correlation: sizes of the views.
-        gram: C.
+        gram: C, `[D, D]`, float64, finite.
         count: n, the number of rows behind C, scalar float64.
+        rounding: `[D]`, share of each column's variance that is rounding; one for a column that
+            is constant.
         lam: scalar float64 > 0.
-        rank_tolerance: share of a view's largest variance below which a direction is rounding.
+        epsilon: scalar float64 >= 0.
     """
-    values, vectors = tf.linalg.eigh(gram)
-    floor = rank_tolerance * values[-1]
-    # By interlacing, no block has a smaller eigenvalue than C.
+    unit, size, inverse_size = _equilibrated(gram, rounding)
+    values, vectors = tf.linalg.eigh(unit)
+    # By interlacing, no block has a smaller eigenvalue than the whole matrix.
     unused, turn = tf.cond(
-        values[0] > floor,
+        values[0] > tf.reduce_max(rounding),
         lambda: (tf.zeros_like(gram), tf.zeros_like(gram)),
-        lambda: outside_row_spaces(correlation, gram, rank_tolerance),
+        lambda: outside_row_spaces(correlation, gram, rounding),
     )
     # Tiny values are kept where they are larger than rounding: P moves along them too.
     used = values > correlation.width * np.finfo("float64").eps * values[-1]
     root = tf.sqrt(tf.where(used, values, tf.zeros_like(values)))
-    pinv = vectors * tf.math.divide_no_nan(tf.ones_like(root), root)
-    root = root[:, None] * tf.transpose(vectors)
-    return Reduction(
+    lift = inverse_size[:, None] * vectors * tf.math.divide_no_nan(tf.ones_like(root), root)
+    root = root[:, None] * tf.transpose(vectors) * size
+    problem = Problem(
         root=root - tf.matmul(root, unused),
-        pinv=pinv,
         unused=unused,
-        turn=turn,
+        epsilon=epsilon,
         c=1.0 / tf.maximum(count - 1.0, 1.0),
         t=tf.maximum(count, 1.0) / lam,
     )
+    return Reduction(problem, lift, turn)
+
+
+def _equilibrated(gram, rounding):
+    """Gram matrix of the columns scaled to one, their sizes and the inverses of those.
+
+    A constant column has the size zero, and the eigenvalue -1 of its own in the matrix.
+    """
+    alive = rounding < 1.0
+    size = tf.sqrt(tf.where(alive, tf.linalg.diag_part(gram), tf.zeros_like(rounding)))
+    inverse = tf.math.divide_no_nan(tf.ones_like(size), size)
+    unit = gram * inverse[:, None] * inverse
+    diagonal = tf.where(alive, tf.ones_like(size), -tf.ones_like(size))
+    return tf.linalg.set_diag(unit, diagonal), size, inverse
 
 
 def outside_row_spaces(
-    correlation: Correlation, gram: tf.Tensor, rank_tolerance: float | tf.Tensor = RANK_TOLERANCE
+    correlation: Correlation, gram: tf.Tensor, rounding: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """I - Pi, the projection onto what lies outside the row space of each view, and C_jj^+.
 
-    Both are block-diagonal, `[D, D]`. Directions whose share of the view's largest variance is
-    at most `rank_tolerance` count as outside.
+    Each column is first scaled to variance one, so that its units play no part. A direction v
+    counts as outside where its variance is at most sum_j v_j^2 rounding_j.
+
+    Args:
+        correlation: sizes of the views.
+        gram: C, `[D, D]`, float64, finite.
+        rounding: `[D]`, as in `reduce_gram`.
+
+    Returns:
+        Two block-diagonal matrices `[D, D]`.
     """
+    unit, _, inverse_size = _equilibrated(gram, rounding)
     outside: list[tf.Tensor] = []
     inverse: list[tf.Tensor] = []
-    start = 0
-    for size in correlation.sizes:
-        values, vectors = tf.linalg.eigh(gram[start : start + size, start : start + size])
-        unused = values <= rank_tolerance * tf.maximum(values[-1], 0.0)
-        weight = tf.cast(unused, values.dtype)
-        room = [[start, correlation.width - start - size]] * 2
-        for parts, scale in (
-            (outside, weight),
-            (inverse, tf.math.divide_no_nan(1.0 - weight, values)),
-        ):
-            parts.append(tf.pad(tf.matmul(vectors * scale, vectors, transpose_b=True), room))
-        start += size
+    for s in correlation.slices:
+        values, vectors = tf.linalg.eigh(unit[s, s])
+        null = values <= tf.linalg.matvec(vectors**2, rounding[s], transpose_a=True)
+        # An orthonormal basis, in the units of the columns, of the directions without variance.
+        # The eigenvalue -1 belongs to constant columns, which are added on their own.
+        mixed = null & (values > -0.5)
+        order = tf.argsort(tf.cast(~mixed, tf.int32), stable=True)
+        basis = inverse_size[s][:, None] * tf.gather(vectors, order, axis=1)
+        basis = tf.math.divide_no_nan(basis, tf.norm(basis, axis=0))
+        chosen = tf.gather(tf.cast(mixed, values.dtype), order)
+        basis = tf.linalg.qr(basis * chosen).q * chosen
+        constant = tf.cast(inverse_size[s] == 0.0, values.dtype)
+        unused = tf.matmul(basis, basis, transpose_b=True) + tf.linalg.diag(constant)
+        scale = tf.math.divide_no_nan(tf.cast(~null, values.dtype), values)
+        scaled = inverse_size[s][:, None] * vectors
+        within = tf.eye(unused.shape[0], dtype=unused.dtype) - unused
+        pseudo = tf.matmul(scaled * scale, scaled, transpose_b=True)
+        room = [[s.start, correlation.width - s.stop]] * 2
+        outside.append(tf.pad(unused, room))
+        inverse.append(tf.pad(tf.matmul(within, tf.matmul(pseudo, within)), room))
     return tf.add_n(outside), tf.add_n(inverse)
 
 
@@ -153,162 +198,73 @@ def turning(
         step: M - I, with P = X + Xc (M - I).
         cross: Xc^T Yc, Y the cotangent.
     """
+    unused = reduction.problem.unused
     mask = tf.constant(correlation.block_mask, cross.dtype)
     moved = tf.matmul(reduction.turn, mask * tf.matmul(step, cross, transpose_a=True))
-    constant = tf.linalg.diag_part(reduction.unused) > 1.0 - 1e-9
-    kept = tf.where(constant, tf.zeros_like(reduction.unused), reduction.unused)
-    return tf.matmul(moved, kept)
+    constant = tf.linalg.diag_part(unused) > 1.0 - 1e-9
+    return tf.matmul(moved, tf.where(constant, tf.zeros_like(unused), unused))
 
 
-def covariance_of(reduction: Reduction, w: tf.Tensor) -> tf.Tensor:
+def covariance_of(problem: Problem, w: tf.Tensor) -> tf.Tensor:
     """S = c W^T W."""
-    return reduction.c * tf.matmul(w, w, transpose_a=True)
+    return problem.c * tf.matmul(w, w, transpose_a=True)
 
 
-def point_at(
-    correlation: Correlation, reduction: Reduction, w: tf.Tensor, factors: spectral.Factors
-) -> Point:
+def factors_at(correlation: Correlation, problem: Problem, covariance: tf.Tensor) -> Factors:
+    """The decompositions behind the spectrum of (2) at S."""
+    return correlation.factorise(covariance, problem.epsilon, problem.unused)
+
+
+def point_at(correlation: Correlation, problem: Problem, w: tf.Tensor, factors: Factors) -> Point:
     """Objective, gradient and spectrum of (4) at W, from the factors of its covariance."""
-    spectrum = spectral.assemble(correlation, factors)
-    gamma = gamma_of(correlation, reduction, spectrum)
-    moved = w - reduction.root
-    wt = tf.matmul(w, spectrum.basis)
+    spectrum = correlation.assemble(factors)
+    moved = w - problem.root
+    wt = correlation.by_view(w, spectrum.basis)
+    pull = 2.0 * problem.c * problem.t * correlation.slope(spectrum)
     # (4): F T^-T = (W - R) T^-T + t W T Gam', for T^-1 Gam T^-T = Gam'.
-    if correlation.objective == "cca":
-        pull = wt * tf.linalg.diag_part(gamma)
-    else:
-        pull = tf.matmul(wt, gamma)
-    residual = tf.norm(moved + tf.matmul(pull, spectrum.basis, transpose_b=True))
-    objective = tf.reduce_sum(moved**2) / (2.0 * reduction.t)
-    # Outside the row spaces, where L may be concave, H is made stiff: rounding cannot leave them.
-    stiff = tf.eye(correlation.width, dtype=w.dtype)
-    stiff += OUTSIDE * (1.0 + reduction.c * reduction.t) * reduction.unused
+    pulled = correlation.times_slope(wt, pull)
+    residual = tf.norm(moved + correlation.by_view(pulled, tf.transpose(spectrum.basis)))
+    objective = tf.reduce_sum(moved**2) / (2.0 * problem.t)
+    transposed = tf.transpose(spectrum.inverse)
     return Point(
         w=w,
         spectrum=spectrum,
         wt=wt,
-        metric=tf.matmul(tf.matmul(spectrum.inverse, stiff), spectrum.inverse, transpose_b=True)
-        + gamma,
-        slope=tf.matmul(moved, spectrum.inverse, transpose_b=True) + pull,
-        objective=objective + spectral.objective(correlation, spectrum),
-        residual=tf.math.divide_no_nan(residual, tf.norm(reduction.root)),
+        bare=correlation.by_view(correlation.by_view(spectrum.inverse, stiff(problem)), transposed),
+        pull=pull,
+        slope=correlation.by_view(moved, transposed) + pulled,
+        objective=objective + correlation.value(spectrum),
+        residual=tf.math.divide_no_nan(residual, tf.norm(problem.root)),
     )
 
 
-def evaluate(correlation: Correlation, reduction: Reduction, w: tf.Tensor) -> Point:
+def stiff(problem: Problem) -> tf.Tensor:
+    """I, and more outside the row spaces, where L may be concave: rounding cannot leave them."""
+    eye = tf.eye(problem.root.shape[-1], dtype=problem.root.dtype)
+    return eye + _stiffness(problem) * problem.unused
+
+
+def stiff_inverse(problem: Problem) -> tf.Tensor:
+    """The inverse of `stiff` (the unused directions are a projection)."""
+    eye = tf.eye(problem.root.shape[-1], dtype=problem.root.dtype)
+    stiffness = _stiffness(problem)
+    return eye - stiffness / (1.0 + stiffness) * problem.unused
+
+
+def positive_inverse(x: tf.Tensor) -> tf.Tensor:
+    """The inverse of a symmetric positive definite matrix, or of a batch; NaN where it is not.
+
+    `tf.linalg.inv` ends the program where a matrix is singular up to rounding.
+    """
+    eye = tf.eye(x.shape[-1], batch_shape=x.shape[:-2], dtype=x.dtype)
+    return tf.linalg.cholesky_solve(tf.linalg.cholesky(x), eye)
+
+
+def _stiffness(problem):
+    return OUTSIDE * (1.0 + problem.c * problem.t)
+
+
+def evaluate(correlation: Correlation, problem: Problem, w: tf.Tensor) -> Point:
     """Objective, gradient and spectrum of (4) at W."""
-    factors = spectral.factorise(correlation, covariance_of(reduction, w), reduction.unused)
-    return point_at(correlation, reduction, w, factors)
-
-
-def gamma_of(correlation: Correlation, reduction: Reduction, spectrum: Spectrum) -> tf.Tensor:
-    """t Gam in the basis T."""
-    return 2.0 * reduction.c * reduction.t * spectral.gamma(correlation, spectrum)
-
-
-def metrics_at(correlation: Correlation, reduction: Reduction, point: Point) -> tf.Tensor:
-    """Two symmetric matrices, `[2, D, D]`, behind the preconditioner of H; see `inverses_of`.
-
-    The first is M. L does not change when a view is multiplied by a matrix, P_j -> P_j A_j (but
-    for the ridge): along W blockdiag(A) dGam takes back what t Gam' has in M. The second matrix,
-    for these directions, is M without t Gam'. For "cca" the negative part of t Gam' is dropped
-    from the first.
-    """
-    gamma = gamma_of(correlation, reduction, point.spectrum)
-    if correlation.objective == "gcca":
-        return tf.stack([point.metric, point.metric - gamma])
-    diagonal = tf.linalg.diag_part(gamma)
-    kept = tf.stack([tf.maximum(diagonal, 0.0), tf.zeros_like(diagonal)])
-    return point.metric + tf.linalg.diag(kept - diagonal)
-
-
-def inverses_of(correlation: Correlation, metrics: tf.Tensor) -> tf.Tensor:
-    """Inverses of `metrics_at`, the first without the negative part of t Gam', `[2, D, D]`.
-
-    The second metric is the smaller one: what its inverse adds is positive semidefinite.
-    """
-    if correlation.objective == "gcca":
-        first, second = tf.unstack(metrics)
-        values, vectors = tf.linalg.eigh(first - second)
-        dropped = tf.matmul(vectors * tf.minimum(values, 0.0), vectors, transpose_b=True)
-        metrics = tf.stack([first - dropped, second])
-    return tf.linalg.inv(metrics)
-
-
-class Hessian(NamedTuple):
-    """H of (4) on V' = V T, with its preconditioner.
-
-    Attributes:
-        wt: W T.
-        metric: M = T^-1 (I + t Gam) T^-T.
-        rotation: Q of the spectrum.
-        differences: divided differences of the spectrum.
-        c: 1 / (n - 1).
-        scale: 2 c t.
-        inverse: inverse of the first matrix of `metrics_at`.
-        common: per column slice of V', the directions that `correction` acts on. For "cca" one:
-            what the views share, W u_i (unit columns, zero beyond k), on all columns. For "gcca"
-            one a view: W T of that view (c^(1/2) W_j L_j^-T is orthonormal up to the ridge).
-        correction: per slice, what the second inverse adds there.
-    """
-
-    wt: tf.Tensor
-    metric: tf.Tensor
-    rotation: tf.Tensor
-    differences: spectral.Differences
-    c: tf.Tensor
-    scale: tf.Tensor
-    inverse: tf.Tensor
-    common: list[tf.Tensor]
-    correction: list[tf.Tensor]
-
-
-def hessian_at(
-    correlation: Correlation, reduction: Reduction, point: Point, inverses: tf.Tensor
-) -> Hessian:
-    """The Hessian of (4) at `point`, preconditioned by the inverses of `metrics_at`."""
-    spectrum = point.spectrum
-    added = inverses[1] - inverses[0]
-    if correlation.objective == "cca":
-        pairs = min(correlation.sizes)
-        leading = point.wt[:, :pairs]
-        size = tf.norm(leading, axis=0)
-        common = [leading * tf.math.divide_no_nan(spectrum.selected[:pairs], size)]
-        correction = [added]
-    else:
-        sizes = correlation.sizes
-        common = tf.split(tf.sqrt(reduction.c) * point.wt, sizes, axis=1)
-        rows = tf.split(added, sizes, axis=0)
-        correction = [tf.split(row, sizes, axis=1)[j] for j, row in enumerate(rows)]
-    return Hessian(
-        wt=point.wt,
-        metric=point.metric,
-        rotation=spectrum.rotation,
-        differences=spectral.divided_differences(spectrum),
-        c=reduction.c,
-        scale=2.0 * reduction.c * reduction.t,
-        inverse=inverses[0],
-        common=common,
-        correction=correction,
-    )
-
-
-def hessian_product(correlation: Correlation, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
-    """(H V) T^-T for `v` = V T."""
-    change = hessian.c * tf.matmul(hessian.wt, v, transpose_a=True)
-    dgamma = spectral.gamma_differential(
-        correlation, hessian.rotation, hessian.differences, change + tf.transpose(change)
-    )
-    return tf.matmul(v, hessian.metric) + hessian.scale * tf.matmul(hessian.wt, dgamma)
-
-
-def precondition(hessian: Hessian, r: tf.Tensor) -> tf.Tensor:
-    """Approximately H^-1 R, from R T^-T to V T: symmetric and positive definite."""
-    columns = tf.split(r, [c.shape[1] for c in hessian.correction], axis=1)
-    parts = [
-        tf.matmul(common, tf.matmul(tf.matmul(common, part, transpose_a=True), correction))
-        for common, part, correction in zip(
-            hessian.common, columns, hessian.correction, strict=True
-        )
-    ]
-    return tf.matmul(r, hessian.inverse) + tf.concat(parts, 1)
+    factors = factors_at(correlation, problem, covariance_of(problem, w))
+    return point_at(correlation, problem, w, factors)

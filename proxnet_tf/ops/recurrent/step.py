@@ -1,27 +1,13 @@
-"""The proximal step of recurrent nets, matrix-free (Li, Ma, Zhang, 2020, section 4).
+"""One step of a proximal LSTM, matrix-free (Li, Ma, Zhang, 2020, section 4).
 
-With s the new state, G = ds/dx its Jacobian in the input (units x features) and
-rho = delta^2/lam, the proximal state is
+Equations (6) and (7) stand in `solve.py`, (8) in `cotangent.py`. Here J v is
 
-    c = argmin_c lam ||c - s||^2 + delta^2 ||c^T G||^2 = (I + rho G G^T)^-1 s.                  (6)
-
-Everything here works with J = sqrt(rho) G, so that (6) reads c = (I + J J^T)^-1 s. By the
-push-through identity it is a regularized least squares problem in the space of the input, whose
-solution u is also what the gradient needs:
-
-    (I + J^T J) u = J^T s,    c = s - J u,    u = J^T c.                              (7)
-
-For a cotangent dc of c, with a and w the solution of (7) for dc in the place of s (paper,
-eq. ell_s and ell_G),
-
-    ds = a,    dJ = -(a u^T + c w^T).                              (8)
-
-J is never formed. In an LSTM J v = sum_k slopes_k o (v K_k) over the gates k = i, f, g with
-
-    K_k = sqrt(rho) W_k,    slopes = [g o i', c_prev o f', i o g'],                              (9)
+    J v = sum_k slopes_k o (v K_k),   K_k = sqrt(rho) W_k,   k = i, f, g,
+    slopes = [g o i', c_prev o f', i o g'],                              (9)
 
 where i' is the derivative of the gate i in its pre-activation: one product with [K_i K_f K_g], a
-scaling and a sum. For any other cell the products with J come from nested gradient tapes.
+scaling and a sum. Gates stand in the order i, f, g, o of Keras everywhere; the first three make
+the state.
 """
 
 from collections.abc import Callable
@@ -29,36 +15,29 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from proxnet_tf.ops.linear.least_squares import LeastSquaresResult, regularized_least_squares
+from proxnet_tf.ops.recurrent.solve import CG, Solved, Solver, solve_by_products, solve_dense
 
 Activation = Callable[[tf.Tensor], tf.Tensor]
 GATES = 3  # i, f and g make the state; o does not
 
 
-class Solver(NamedTuple):
-    """How the linear system of (7) is solved.
+class LSTMOptions(NamedTuple):
+    """What is fixed in a proximal LSTM besides its weights.
 
     Attributes:
-        method: "cg", matrix-free, or "cholesky", the dense check.
-        tolerance: bound on the error of c relative to the norm of s; `None`: 1e-5 in float32,
-            1e-12 in float64.
-        max_iterations: bound on the CG products; `None`: 2 min(units, features) + 10.
+        activation: elementwise, of the candidate g and of the output.
+        recurrent_activation: elementwise, of the gates i, f, o.
+        output_from_prox: h = o o activation(c) instead of o o activation(s).
+        solver: how (7) is solved.
     """
 
-    method: str = "cg"
-    tolerance: float | None = None
-    max_iterations: int | None = None
-
-    def tolerance_for(self, dtype: tf.DType) -> float:
-        """The tolerance in `dtype`."""
-        return self.tolerance or (1e-12 if dtype == tf.float64 else 1e-5)
-
-    def bound_for(self, units: int, features: int) -> int:
-        """The bound on the products for a Jacobian of units x features."""
-        return self.max_iterations or 2 * min(units, features) + 10
+    activation: Activation = tf.tanh
+    recurrent_activation: Activation = tf.sigmoid
+    output_from_prox: bool = False
+    solver: Solver = CG
 
 
-CG = Solver()
+TANH_SIGMOID = LSTMOptions()
 
 
 def side_by_side(x: tf.Tensor) -> tf.Tensor:
@@ -77,7 +56,7 @@ class GateKernels(NamedTuple):
 
     Attributes:
         kernel: [K_i K_f K_g], (features, 3 units).
-        transposed: its transpose, or `None`; worth keeping when there are many products.
+        transposed: its transpose, or `None`; worth keeping where there are many products.
         scale: the dropout mask of the input: `None`, (batch, features), or one mask a gate,
             (batch, 3, features).
     """
@@ -85,6 +64,14 @@ class GateKernels(NamedTuple):
     kernel: tf.Tensor
     transposed: tf.Tensor | None = None
     scale: tf.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, kernel: tf.Tensor, sqrt_rho: tf.Tensor, scale: tf.Tensor | None = None
+    ) -> "GateKernels":
+        """From the input kernel of the layer, (features, 4 units)."""
+        gates = sqrt_rho * kernel[:, : GATES * (kernel.shape[-1] // 4)]
+        return cls(gates, tf.transpose(gates), scale)
 
     @property
     def gate_scales(self) -> list[tf.Tensor] | None:
@@ -132,9 +119,7 @@ class GateKernels(NamedTuple):
         return tf.reduce_sum(j, axis=1)
 
 
-def solve_gates(
-    s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: Solver, fixed: int = 0
-) -> LeastSquaresResult:
+def solve_gates(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: Solver) -> Solved:
     """Solves (7) for the Jacobian of an LSTM's gates.
 
     Args:
@@ -142,119 +127,20 @@ def solve_gates(
         slopes: (9), (batch, 3 units).
         kernels: (9).
         solver: method, tolerance and bound.
-        fixed: when not 0, take just that many CG steps.
 
     Returns:
-        u as `solution` and c as `remainder`.
-    """
-    if solver.method == "cg":
-        bound = solver.bound_for(s.shape[-1], kernels.kernel.shape[0])
-        return regularized_least_squares(
-            lambda v: sum_gates(slopes * kernels.products(v)),
-            lambda t: kernels.transpose(slopes * side_by_side(t)),
-            s,
-            tolerance=solver.tolerance_for(s.dtype),
-            max_iterations=fixed or bound,
-            unrolled=fixed or 1,
-        )
-    j = kernels.dense(slopes)
-    factor = tf.linalg.cholesky(
-        tf.matmul(j, j, transpose_b=True) + tf.eye(j.shape[1], dtype=j.dtype)
-    )
-    c = tf.linalg.cholesky_solve(factor, s[..., None])
-    u = tf.matmul(j, c, transpose_a=True)[..., 0]
-    error = tf.zeros_like(s[:, :1])
-    return LeastSquaresResult(u, c[..., 0], error, tf.ones_like(error, tf.bool), tf.constant(0))
-
-
-def prox_state(
-    s: tf.Tensor,
-    slopes: tf.Tensor,
-    kernel: tf.Tensor,
-    scale: tf.Tensor | None = None,
-    solver: Solver = CG,
-) -> tf.Tensor:
-    """The proximal state (6) of an LSTM, differentiable in s, slopes and kernel to every order.
-
-    Args:
-        s: the new cell state, (batch, units).
-        slopes: (9), (batch, 3 units).
-        kernel: [K_i K_f K_g] of (9), (features, 3 units).
-        scale: the dropout mask of the input (a constant), see `GateKernels`.
-        solver: how the system is solved.
-
-    Returns:
-        c, (batch, units).
+        The solution; its `products` are u K_k side by side, (batch, 3 units).
     """
     if solver.method == "cholesky":
-        return solve_gates(s, slopes, GateKernels(kernel, scale=scale), solver).remainder
-
-    @tf.custom_gradient
-    def forward(s, slopes, kernel):
-        s0, slopes0, kernel0 = (tf.stop_gradient(t) for t in (s, slopes, kernel))
-        solved = solve_gates(s0, slopes0, GateKernels(kernel0, scale=scale), solver)
-        u, c = solved.solution, solved.remainder
-        return c, lambda dc: isolated(backward)(s, slopes, kernel, dc, u, c)
-
-    @tf.custom_gradient
-    def backward(*args):
-        _, slopes, kernel, dc, u, c = (tf.stop_gradient(t) for t in args)
-        kernels = GateKernels(kernel, scale=scale)
-        solved = solve_gates(dc, slopes, kernels, solver)
-        cotangents = _gate_cotangents(solved.remainder, solved.solution, c, u, slopes, kernels)
-
-        def grad(*upstream):
-            inputs = args[:4]
-            with tf.GradientTape() as tape:
-                tape.watch(inputs)
-                values = explicit(*inputs)
-            return *tape.gradient(values, inputs, upstream), None, None
-
-        return cotangents, grad
-
-    def explicit(s, slopes, kernel, dc):
-        """`backward` written so that a tape can differentiate it."""
-        kernels = GateKernels(kernel, scale=scale)
-        solve = isolated(forward)
-        c, a = solve(s, slopes, kernel), solve(dc, slopes, kernel)
-        u = kernels.transpose(slopes * side_by_side(c))
-        w = kernels.transpose(slopes * side_by_side(a))
-        return _gate_cotangents(a, w, c, u, slopes, kernels)
-
-    return isolated(forward)(s, slopes, kernel)
-
-
-def isolated(function):
-    """In a graph, `function` as a graph of its own.
-
-    In the body of a loop TensorFlow can differentiate a custom gradient twice, or after a
-    SavedModel is reloaded, only so.
-    """
-    return function if tf.executing_eagerly() else tf.function(function, autograph=False)
-
-
-def _gate_cotangents(a, w, c, u, slopes, kernels):
-    """Cotangents of s, slopes and kernel: (8) contracted with (9)."""
-    a3, c3 = side_by_side(a), side_by_side(c)
-    d_slopes = -(a3 * kernels.products(u) + c3 * kernels.products(w))
-    d_kernel = -(kernels.outer(u, slopes * a3) + kernels.outer(w, slopes * c3))
-    return a, d_slopes, d_kernel
-
-
-class LSTMOptions(NamedTuple):
-    """What is fixed in a proximal LSTM besides its weights.
-
-    Attributes:
-        activation: elementwise, of the candidate g and of the output.
-        recurrent_activation: elementwise, of the gates i, f, o.
-        output_from_prox: h = o o activation(c) instead of o o activation(s).
-        solver: how (7) is solved.
-    """
-
-    activation: Activation = tf.tanh
-    recurrent_activation: Activation = tf.sigmoid
-    output_from_prox: bool = False
-    solver: Solver = CG
+        return solve_dense(s, kernels.dense(slopes), kernels.products)
+    return solve_by_products(
+        s,
+        product=kernels.products,
+        total=lambda products: sum_gates(slopes * products),
+        transpose=lambda t: kernels.transpose(slopes * side_by_side(t)),
+        solver=solver,
+        width=slopes.shape[-1],
+    )
 
 
 def value_and_slope(f: Activation, z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -285,38 +171,55 @@ def value_slope_curvature(f: Activation, z: tf.Tensor) -> tuple[tf.Tensor, tf.Te
     return y, dy, tape.gradient(dy, z, unconnected_gradients="zero")
 
 
-def lstm_gates(z: tf.Tensor, c_prev: tf.Tensor, options: LSTMOptions):
-    """From the pre-activations [i f o g]: the new state s, the gate o and the slopes of (9)."""
-    units = c_prev.shape[-1]
-    z_gates, z_candidate = tf.split(z, [3 * units, units], axis=-1)
-    gates, d_gates = value_and_slope(options.recurrent_activation, z_gates)
-    g, dg = value_and_slope(options.activation, z_candidate)
-    i, f, o = tf.split(gates, 3, axis=-1)
-    slopes = tf.concat([g, c_prev, i], axis=-1) * tf.concat(
-        [d_gates[..., : 2 * units], dg], axis=-1
-    )
-    return f * c_prev + i * g, o, slopes
-
-
-def candidate_last(x: tf.Tensor) -> tf.Tensor:
-    """Gates in the order i, f, g, o of Keras to i, f, o, g, along the last axis; an involution."""
-    i, f, g, o = tf.split(x, 4, axis=-1)
-    return tf.concat([i, f, o, g], axis=-1)
-
-
-def prox_lstm_step(z, c_prev, kernel, scale, options: LSTMOptions):
-    """One time step from the pre-activations z = x W + h U + b, differentiable to every order.
+def lstm_gates(
+    z: tf.Tensor, c_prev: tf.Tensor, options: LSTMOptions
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """From the pre-activations: the new state s, the gate o and the slopes of (9).
 
     Args:
-        z: (batch, 4 units), gates in the order i, f, o, g.
+        z: (batch, 4 units).
         c_prev: the previous proximal state, (batch, units).
-        kernel: sqrt(rho) [W_i W_f W_g], (features, 3 units).
-        scale: the dropout mask of the input or `None`, see `GateKernels`.
-        options: activations and solver.
+        options: activations.
+    """
+    units = c_prev.shape[-1]
+    z_if, z_g, z_o = tf.split(z, [2 * units, units, units], axis=-1)
+    i_and_f, d_if = value_and_slope(options.recurrent_activation, z_if)
+    i, f = tf.split(i_and_f, 2, axis=-1)
+    g, dg = value_and_slope(options.activation, z_g)
+    slopes = tf.concat([g, c_prev, i], axis=-1) * tf.concat([d_if, dg], axis=-1)
+    return f * c_prev + i * g, options.recurrent_activation(z_o), slopes
 
-    Returns:
-        (h, c), both (batch, units).
+
+class Step(NamedTuple):
+    """One time step.
+
+    Attributes:
+        h: the output, (batch, units).
+        solved: the proximal state as `c`, and what the gradient needs.
+    """
+
+    h: tf.Tensor
+    solved: Solved
+
+
+def lstm_step(
+    z: tf.Tensor,
+    c_prev: tf.Tensor,
+    kernels: GateKernels,
+    options: LSTMOptions,
+    valid: tf.Tensor | None = None,
+) -> Step:
+    """One time step from the pre-activations z = x W + h U + b; `prox_lstm_step` differentiates.
+
+    Args:
+        z: (batch, 4 units).
+        c_prev: the previous proximal state, (batch, units).
+        kernels: (9).
+        options: activations and solver.
+        valid: boolean (batch, 1); where false there is nothing to solve.
     """
     s, o, slopes = lstm_gates(z, c_prev, options)
-    c = prox_state(s, slopes, kernel, scale, options.solver)
-    return o * options.activation(c if options.output_from_prox else s), c
+    if valid is not None:
+        s = tf.where(valid, s, tf.zeros_like(s))
+    solved = solve_gates(s, slopes, kernels, options.solver)
+    return Step(o * options.activation(solved.c if options.output_from_prox else s), solved)

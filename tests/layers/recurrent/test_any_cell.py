@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
-from proxnet_tf.layers.recurrent.lstm import ProxLSTMCell
+from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell
 from tests.helpers.differences import central_difference
 from tests.layers.recurrent.test_lstm import (
     BATCH,
@@ -189,9 +189,11 @@ def test_graph_equals_eager(jit_compile):
     assert_close(run(x), eager, atol=1e-5)
 
 
-def test_output_prox_of_a_gru():
+def test_output_from_prox_of_a_gru():
     """The output is the state, at the last step too."""
-    rnn = keras.layers.RNN(wrapped("gru", output_prox=True), return_state=True, dtype="float64")
+    rnn = keras.layers.RNN(
+        wrapped("gru", output_from_prox=True), return_state=True, dtype="float64"
+    )
     plain = keras.layers.RNN(wrapped("gru"), return_state=True, dtype="float64")
     x = data(BATCH, STEPS, FEATURES, dtype="float64")
     for layer in (rnn, plain):
@@ -247,7 +249,7 @@ def test_config_files_and_fit(tmp_path):
         lam=0.7,
         delta=1.3,
         state_index=0,
-        output_prox=True,
+        output_from_prox=True,
         solver="cholesky",
         tolerance=1e-4,
         max_iterations=9,
@@ -300,7 +302,7 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="`solver`"):
         ProxRNNCell(keras.layers.GRUCell(3), solver="qr")
     with pytest.raises(ValueError, match="must have one size"):
-        ProxRNNCell(CountingCell(3), state_index=0, output_prox=True)
+        ProxRNNCell(CountingCell(3), state_index=0, output_from_prox=True)
     with pytest.raises(ValueError, match="must be \\(batch, input_dim\\)"):
         ProxRNNCell(keras.layers.GRUCell(3)).build((None, 4, 4, 1))
 

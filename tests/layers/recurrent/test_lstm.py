@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.layers.recurrent.lstm import ProxLSTM, ProxLSTMCell
+from proxnet_tf.layers.recurrent.lstm import ProxLSTM
+from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell
 from tests.helpers import prox_lstm_reference as reference
 from tests.helpers.differences import central_difference
-from tests.helpers.layer_checks import check_layer
 
 BATCH, STEPS, FEATURES, UNITS = 3, 5, 4, 3
 
@@ -63,6 +63,8 @@ NON_DEFAULT = dict(
     solver="cholesky",
     tolerance=1e-4,
     max_iterations=7,
+    jit_compile=False,
+    monitor="state",
 )
 CELL_NON_DEFAULT = dict(
     activation="softplus",
@@ -83,28 +85,6 @@ CELL_NON_DEFAULT = dict(
     seed=7,
     implementation=1,
 )
-
-
-def test_layer_contract(tmp_path):
-    layer = ProxLSTM(
-        UNITS,
-        **NON_DEFAULT,
-        jit_compile=False,
-        return_sequences=True,
-        return_state=True,
-        go_backwards=True,
-        unroll=True,
-        zero_output_for_mask=True,
-        activity_regularizer="l2",
-    )
-    check_layer(layer, data(BATCH, STEPS, FEATURES), tmp_path, allow_default=("stateful",))
-
-
-def test_default_layer_contract(tmp_path):
-    layer = ProxLSTM(UNITS, name="proximal")
-    every = ("stateful", "solver", *NON_DEFAULT, "jit_compile", "return_sequences", "return_state")
-    every += ("go_backwards", "unroll", "zero_output_for_mask", "activity_regularizer")
-    check_layer(layer, data(BATCH, STEPS, FEATURES), tmp_path, allow_default=every)
 
 
 def test_every_argument_survives_the_round_trip():

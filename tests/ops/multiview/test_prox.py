@@ -2,27 +2,54 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview import newton as gram_prox
-from proxnet_tf.ops.multiview.correlation import Correlation
-from proxnet_tf.ops.multiview.prox import correlation_loss, multiview_prox
+from proxnet_tf.ops.multiview import newton
+from proxnet_tf.ops.multiview.correlation import CCA, GCCA
+from proxnet_tf.ops.multiview.prox import Settings, correlation_loss, multiview_prox
 from tests.helpers import multiview_reference as reference
 from tests.helpers.data import WORKED_X, WORKED_Y, shared_views
 
 TIGHT = dict(tolerance=1e-12)
+TYPES = {"cca": CCA, "gcca": GCCA}
 
 
-def prox(x, correlation, lam, jit=False, **options):
+def problem(sizes, k, epsilon=1e-4, objective="cca"):
+    """A correlation and its ridge."""
+    return TYPES[objective](sizes, k), epsilon
+
+
+def prox(x, correlation_and_epsilon, lam, valid=None, jit=False, **options):
     # Compiling for every shape would take most of the time; jit=True is tested where named.
-    return multiview_prox(tf.constant(x), lam, correlation, jit=jit, **options)
+    settings = Settings(jit=jit, **options)
+    x = tf.convert_to_tensor(x)
+    return multiview_prox(x, lam, *correlation_and_epsilon, valid=valid, settings=settings)
 
 
-def prox_and_gradient(x, cotangent, correlation, lam, jit=False, **options):
+def prox_and_gradient(
+    x,
+    cotangent,
+    correlation_and_epsilon,
+    lam,
+    jit=False,
+    valid=None,
+    gradient="implicit",
+    **options,
+):
     x = tf.constant(x)
+    reports = []
     with tf.GradientTape() as tape:
         tape.watch(x)
-        found = multiview_prox(x, lam, correlation, jit=jit, **options)
-    gradient = tape.gradient(found.output, x, tf.constant(cotangent, x.dtype))
-    return found.output.numpy(), gradient.numpy()
+        found = multiview_prox(
+            x,
+            lam,
+            *correlation_and_epsilon,
+            valid=valid,
+            gradient=gradient,
+            settings=Settings(jit=jit, **options),
+            observer=reports.append,
+        )
+    slope = tape.gradient(found.output, x, tf.constant(cotangent, x.dtype))
+    assert len(reports) == 1
+    return found.output.numpy(), slope.numpy()
 
 
 def central_difference(x, direction, cotangent, correlation, lam, h=1e-5, **options):
@@ -49,10 +76,10 @@ def random_directions(shape, count=4, seed=3):
 # --- the worked example of the specification -------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"jit": True}, {"jit": False}, {"solver": "lbfgs"}])
+@pytest.mark.parametrize("options", [{"jit": True}, {"jit": False}, {"method": "lbfgs"}])
 def test_worked_example_one_component(options):
     x = np.concatenate([WORKED_X, WORKED_Y], 1)
-    found = prox(x, Correlation((2, 3), 1), 5.0, **options)
+    found = prox(x, problem((2, 3), 1), 5.0, **options)
     expected = [
         [-0.00351412, 0.34747769],
         [-0.27351219, -0.84254838],
@@ -66,7 +93,7 @@ def test_worked_example_one_component(options):
     np.testing.assert_allclose(found.correlation_after, 0.98213007, atol=1e-8)
     objective = 5.0 / 12 * np.sum((found.output - x) ** 2) - found.correlation_after
     np.testing.assert_allclose(objective, -0.97449263, atol=1e-8)
-    assert found.converged
+    assert found.report.converged
 
 
 @pytest.mark.parametrize("options", [{"jit": True}, {"jit": False}])
@@ -82,7 +109,7 @@ def test_worked_example_two_components_and_gradient(options):
         [-1.2, -0.6, -0.2],
     ]
     cotangent = np.concatenate([of_x, of_y], 1)
-    correlation = Correlation((2, 3), 2)
+    correlation = problem((2, 3), 2)
     output, gradient = prox_and_gradient(x, cotangent, correlation, 2.0, **options)
     np.testing.assert_allclose(output[0, :2], [-0.13150143, 0.41024297], atol=2e-8)
     np.testing.assert_allclose(output[5, 2:], [-0.14143511, -0.22944650, -0.76261762], atol=2e-8)
@@ -102,7 +129,7 @@ def test_worked_example_two_components_and_gradient(options):
 @pytest.mark.parametrize("objective, k", [("cca", 5), ("cca", 3), ("gcca", 4)])
 def test_equals_the_full_problem(objective, k):
     x = shared_views(60, (5, 7), seed=1)
-    correlation = Correlation((5, 7), k, 1e-3, objective)
+    correlation = problem((5, 7), k, 1e-3, objective)
     found = prox(x, correlation, 3.0, **TIGHT)
     p, value = reference.prox(x, (5, 7), 3.0, k, 1e-3, objective)
     np.testing.assert_allclose(found.output, p, atol=2e-6)
@@ -113,7 +140,7 @@ def test_equals_the_full_problem(objective, k):
 
 def test_full_problem_of_4000_rows():
     x = shared_views(4000, (4, 4), seed=2)
-    found = prox(x, Correlation((4, 4), 4), 2.0, **TIGHT)
+    found = prox(x, problem((4, 4), 4), 2.0, **TIGHT)
     p, _ = reference.prox(x, (4, 4), 2.0, 4, 1e-4)
     np.testing.assert_allclose(found.output, p, atol=1e-5)
 
@@ -122,10 +149,10 @@ def test_full_problem_of_4000_rows():
 def test_newton_lbfgs_and_descent_reach_the_same_minimiser(seed):
     # The problem has other minima, whose objectives differ by about 1e-2 here.
     x = shared_views(100, (20, 20), seed=seed)
-    correlation = Correlation((20, 20), 20)
+    correlation = problem((20, 20), 20)
     newton = prox(x, correlation, 1.0)
-    lbfgs = prox(x, correlation, 1.0, solver="lbfgs", tolerance=1e-7, max_iterations=2000)
-    assert newton.converged and lbfgs.converged
+    lbfgs = prox(x, correlation, 1.0, method="lbfgs", tolerance=1e-7, max_iterations=2000)
+    assert newton.report.converged and lbfgs.report.converged
     np.testing.assert_allclose(newton.output, lbfgs.output, atol=1e-4)
     value = 1.0 / 200 * np.sum((newton.output - x) ** 2) - newton.correlation_after
     _, expected = reference.prox(x, (20, 20), 1.0, 20, 1e-4, descent=True)
@@ -134,20 +161,18 @@ def test_newton_lbfgs_and_descent_reach_the_same_minimiser(seed):
 
 def test_lbfgs_that_fails_falls_back_to_newton():
     x = shared_views(50, (6, 6), seed=5)
-    newton = prox(x, Correlation((6, 6), 6), 0.5)
-    lbfgs = prox(x, Correlation((6, 6), 6), 0.5, solver="lbfgs", tolerance=1e-9)
-    short = multiview_prox(
-        tf.constant(x), 0.5, Correlation((6, 6), 6), solver="lbfgs", max_iterations=60, jit=False
-    )
-    assert lbfgs.converged and short.converged
+    newton = prox(x, problem((6, 6), 6), 0.5)
+    lbfgs = prox(x, problem((6, 6), 6), 0.5, method="lbfgs", tolerance=1e-9)
+    short = prox(x, problem((6, 6), 6), 0.5, method="lbfgs", max_iterations=60)
+    assert lbfgs.report.converged and short.report.converged
     np.testing.assert_allclose(lbfgs.output, newton.output, atol=1e-7)
     np.testing.assert_allclose(short.output, newton.output, atol=1e-7)
 
 
 def test_result_does_not_depend_on_earlier_batches():
     x, other = shared_views(40, (5, 5), 0), shared_views(40, (5, 5), 1)
-    correlation = Correlation((5, 5), 5)
-    solve = tf.function(lambda x: multiview_prox(x, 0.3, correlation, jit=False).output)
+    correlation = problem((5, 5), 5)
+    solve = tf.function(lambda x: prox(x, correlation, 0.3).output)
     first = solve(tf.constant(x)).numpy()
     solve(tf.constant(other))
     np.testing.assert_array_equal(solve(tf.constant(x)).numpy(), first)
@@ -155,8 +180,10 @@ def test_result_does_not_depend_on_earlier_batches():
 
 def test_max_iterations_of_one_is_visible_and_finite():
     x = shared_views(40, (5, 5))
-    found = prox(x, Correlation((5, 5), 5), 0.1, max_iterations=1)
-    assert not found.converged and found.residual > 1e-3 and found.iterations == 1
+    found = prox(x, problem((5, 5), 5), 0.1, max_iterations=1)
+    assert (
+        not found.report.converged and found.report.residual > 1e-3 and found.report.iterations == 1
+    )
     assert np.isfinite(found.output).all()
 
 
@@ -164,29 +191,27 @@ def test_max_iterations_of_one_is_visible_and_finite():
 @pytest.mark.parametrize("k", [2, 6])
 def test_residual_reaches_the_tolerance(lam, k):
     x = shared_views(80, (6, 8), seed=4)
-    found = prox(x, Correlation((6, 8), k), lam)
-    assert found.converged and found.residual <= 1e-8
+    found = prox(x, problem((6, 8), k), lam)
+    assert found.report.converged and found.report.residual <= 1e-8
 
 
 @pytest.mark.parametrize("k", [2, 6])
 def test_very_small_lam(k):
     # t = n/lam = 8e4: rounding alone leaves a residual of about 1e-8.
-    found = prox(shared_views(80, (6, 8), seed=4), Correlation((6, 8), k), 1e-3)
-    assert found.residual <= 1e-6 and found.iterations < 200
+    found = prox(shared_views(80, (6, 8), seed=4), problem((6, 8), k), 1e-3)
+    assert found.report.residual <= 1e-6 and found.report.iterations < 200
 
 
 def test_small_features_with_few_distinct_rows():
     # What an embedding gives at the start of training: the ridge is as large as the variance.
     tokens = np.random.default_rng(5).integers(0, 9, size=(2, 40))
-    solve = tf.function(
-        lambda x: multiview_prox(x, 0.5, Correlation((3, 4), 3), jit=False), autograph=False
-    )
+    solve = tf.function(lambda x: prox(x, problem((3, 4), 3), 0.5), autograph=False)
     for seed in range(40, 70):
         rng = np.random.default_rng(seed)
         table = [rng.uniform(-0.05, 0.05, size=(9, d)) for d in (3, 4)]
         x = np.concatenate([table[0][tokens[0]], table[1][tokens[1]]], 1)
         found = solve(tf.constant(x))
-        assert found.converged, seed
+        assert found.report.converged, seed
         assert found.correlation_after > found.correlation_before
 
 
@@ -199,14 +224,14 @@ def test_small_features_with_few_distinct_rows():
 @pytest.mark.parametrize("lam", [0.5, 20.0])
 def test_gradient(objective, k, sizes, lam):
     x = shared_views(30, sizes, seed=6)
-    correlation = Correlation(sizes, k, 1e-3, objective)
+    correlation = problem(sizes, k, 1e-3, objective)
     assert_gradient(x, random_directions(x.shape), correlation, lam)
 
 
 @pytest.mark.parametrize("n, k", [(25, 3), (25, 8), (6, 3), (6, 9)])
 def test_gradient_three_views(n, k):
     x = shared_views(n, (3, 4, 2), seed=8)
-    correlation = Correlation((3, 4, 2), k, 1e-2, "gcca")
+    correlation = problem((3, 4, 2), k, 1e-2, "gcca")
     assert_gradient(x, random_directions(x.shape), correlation, 2.0)
 
 
@@ -222,7 +247,7 @@ def test_gradient_three_views_of_deficient_rank(k):
         d[:, 1] = d[:, 0]
         turned = rng.normal(size=(30, 2)) @ right + left @ rng.normal(size=(2, 4))
         directions.append(np.c_[turned, d])
-    correlation = Correlation((4, 3, 2), k, 1e-3, "gcca")
+    correlation = problem((4, 3, 2), k, 1e-3, "gcca")
     assert_gradient(x, directions, correlation, 1.0, atol=3e-6)
     moved = prox(x, correlation, 1.0).output.numpy()
     np.testing.assert_allclose(moved[:, 4], moved[:, 5], atol=1e-10)
@@ -231,10 +256,10 @@ def test_gradient_three_views_of_deficient_rank(k):
 @pytest.mark.parametrize("n, k", [(40, 4), (40, 9), (7, 4)])
 def test_three_views_equal_the_full_problem(n, k):
     x = shared_views(n, (3, 4, 2), seed=18)
-    correlation = Correlation((3, 4, 2), k, 1e-2, "gcca")
+    correlation = problem((3, 4, 2), k, 1e-2, "gcca")
     found = prox(x, correlation, 2.0, **TIGHT)
     expected, objective = reference.prox(x, (3, 4, 2), 2.0, k, 1e-2, "gcca")
-    value = 2.0 / (2 * n) * np.sum((found.output - x) ** 2) + correlation.constant
+    value = 2.0 / (2 * n) * np.sum((found.output - x) ** 2) + 3 * k
     np.testing.assert_allclose(value - found.correlation_after, objective, atol=1e-9)
     np.testing.assert_allclose(found.output, expected, atol=1e-4)
 
@@ -243,7 +268,7 @@ def test_three_views_equal_the_full_problem(n, k):
 def test_gradient_batch_smaller_than_views(epsilon):
     # k >= n - 1: only n - 1 correlations are above zero
     x = shared_views(5, (6, 6), seed=9)
-    assert_gradient(x, random_directions(x.shape), Correlation((6, 6), 6, epsilon), 1.0)
+    assert_gradient(x, random_directions(x.shape), problem((6, 6), 6, epsilon), 1.0)
 
 
 def test_gradient_white_views():
@@ -253,8 +278,8 @@ def test_gradient_white_views():
     z, _ = np.linalg.qr(np.c_[np.ones(40), q[:, 1:] + 0.5 * rng.normal(size=(40, 4))])
     x = np.c_[q[:, 1:], z[:, 1:]] * 39**0.5
     np.testing.assert_allclose(np.cov(x[:, :4].T), np.eye(4), atol=1e-12)
-    assert_gradient(x, random_directions(x.shape), Correlation((4, 4), 4), 1.0)
-    assert_gradient(x, random_directions(x.shape), Correlation((4, 4), 2), 1.0)
+    assert_gradient(x, random_directions(x.shape), problem((4, 4), 4), 1.0)
+    assert_gradient(x, random_directions(x.shape), problem((4, 4), 2), 1.0)
 
 
 def test_gradient_duplicated_columns():
@@ -263,7 +288,7 @@ def test_gradient_duplicated_columns():
     directions = random_directions(x.shape)
     for direction in directions:
         direction[:, 1] = direction[:, 0]
-    correlation = Correlation((4, 4), 4)
+    correlation = problem((4, 4), 4)
     assert_gradient(x, directions, correlation, 1.0)
     output = prox(x, correlation, 1.0).output.numpy()
     np.testing.assert_allclose(output[:, 1], output[:, 0], atol=1e-10)
@@ -273,7 +298,7 @@ def test_gradient_identical_views():
     x = shared_views(30, (4, 4), seed=12)
     x[:, 4:] = x[:, :4]
     directions = random_directions(x.shape)
-    correlation = Correlation((4, 4), 4)
+    correlation = problem((4, 4), 4)
     assert_gradient(x, directions, correlation, 1.0)
     output = prox(x, correlation, 1.0).output.numpy()
     np.testing.assert_allclose(output[:, 4:], output[:, :4], atol=1e-10)
@@ -285,7 +310,7 @@ def test_gradient_constant_column():
     directions = random_directions(x.shape)
     for direction in directions:
         direction[:, 2] = direction[0, 2]
-    correlation = Correlation((4, 4), 4)
+    correlation = problem((4, 4), 4)
     cotangent = np.random.default_rng(7).normal(size=x.shape)
     gradient = assert_gradient(x, directions, correlation, 1.0)
     np.testing.assert_allclose(gradient[:, 2], cotangent[:, 2], atol=1e-10)
@@ -302,13 +327,13 @@ def test_gradient_rank_deficient_view(epsilon):
         np.c_[rng.normal(size=(30, 2)) @ right + left @ rng.normal(size=(2, 4)), d]
         for d in rng.normal(size=(4, 30, 3))
     ]
-    assert_gradient(x, directions, Correlation((4, 3), 3, epsilon), 1.0, atol=3e-6)
+    assert_gradient(x, directions, problem((4, 3), 3, epsilon), 1.0, atol=3e-6)
 
 
 def test_finite_difference_gradient_agrees_with_the_implicit_one():
     x = shared_views(50, (4, 4), seed=15)
     cotangent = np.random.default_rng(16).normal(size=x.shape)
-    correlation = Correlation((4, 4), 4)
+    correlation = problem((4, 4), 4)
     _, exact = prox_and_gradient(x, cotangent, correlation, 20.0)
     _, numeric = prox_and_gradient(x, cotangent, correlation, 20.0, gradient="finite_difference")
     error = np.linalg.norm(exact - numeric) / np.linalg.norm(exact)
@@ -326,7 +351,7 @@ def test_jacobian_is_symmetric():
         cotangent = np.zeros(x.size)
         cotangent[i] = 1.0
         columns.append(
-            prox_and_gradient(x, cotangent.reshape(x.shape), Correlation((2, 2), 2), 1.0, **TIGHT)[
+            prox_and_gradient(x, cotangent.reshape(x.shape), problem((2, 2), 2), 1.0, **TIGHT)[
                 1
             ].ravel()
         )
@@ -337,8 +362,8 @@ def test_jacobian_is_symmetric():
 def test_second_derivative_is_refused():
     x = tf.constant(shared_views(10, (2, 2)))
     for function in (
-        lambda x: multiview_prox(x, 1.0, Correlation((2, 2), 2)).output,
-        lambda x: correlation_loss(x, Correlation((2, 2), 2)),
+        lambda x: prox(x, problem((2, 2), 2), 1.0).output,
+        lambda x: correlation_loss(x, *problem((2, 2), 2)),
     ):
         with tf.GradientTape() as outer:
             outer.watch(x)
@@ -350,6 +375,83 @@ def test_second_derivative_is_refused():
             outer.gradient(slope, x)
 
 
+# --- reports of the backward solve ---------------------------------------------------------------
+
+
+def backward_report(x, correlation, lam, gradient="implicit", **options):
+    """The output, its gradient and the one report that an observer gets, from a graph."""
+    seen = [tf.Variable(v) for v in (np.float64(-1.0), np.int32(-1), False)]
+
+    def observer(report):
+        return [v.assign(tf.cast(r, v.dtype)) for v, r in zip(seen, report, strict=True)]
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = multiview_prox(
+                x,
+                lam,
+                *correlation,
+                gradient=gradient,
+                settings=Settings(jit=False, **options),
+                observer=observer,
+            )
+            value = tf.reduce_sum(found.output**3)
+        return found, tape.gradient(value, x)
+
+    found, slope = step(tf.constant(x))
+    return found, slope.numpy(), [v.numpy() for v in seen]
+
+
+@pytest.mark.parametrize("objective", ["cca", "gcca"])
+def test_backward_solve_reports(objective, monkeypatch):
+    x = shared_views(40, (5, 5))
+    correlation = problem((5, 5), 5, 1e-3, objective)
+    _, exact, (residual, iterations, converged) = backward_report(x, correlation, 0.5)
+    assert converged and 0.0 < residual <= 1e-10 and iterations > 2
+    # Too few iterations for the linear system, and the report says so.
+    monkeypatch.setattr(newton, "CG_ITERATIONS", 3)
+    newton.compiled.cache_clear()
+    try:
+        options = dict(max_iterations=2000)
+        _, short, report = backward_report(x, correlation, 0.5, **options)
+    finally:
+        newton.compiled.cache_clear()
+        newton.solver.cache_clear()
+    assert not report[2] and report[0] > 1e-6 and report[1] == 3
+    assert np.abs(short - exact).max() > 1e-4 * np.abs(exact).max()
+
+
+def test_negative_curvature_counts_as_unsolved():
+    # Far from a minimiser the Hessian is indefinite: one evaluation stops at W = R.
+    x = shared_views(60, (5, 5))
+    found, _, (_, _, converged) = backward_report(x, problem((5, 5), 5), 0.05, max_iterations=1)
+    assert not found.report.converged and not converged
+
+
+def test_finite_difference_reports_the_worst_of_its_solves():
+    x = shared_views(40, (4, 4))
+    correlation = problem((4, 4), 4)
+    _, _, (residual, iterations, converged) = backward_report(
+        x, correlation, 5.0, gradient="finite_difference"
+    )
+    assert converged and 0.0 < residual <= 1e-8 and iterations > 1
+    _, _, (residual, iterations, converged) = backward_report(
+        x, correlation, 0.1, gradient="finite_difference", max_iterations=2
+    )
+    assert not converged and residual > 1e-8 and iterations == 2
+
+
+@pytest.mark.parametrize("lam, epsilon", [(0.0, 0.1), (-1.0, 0.1), (np.nan, 0.1), (1.0, -0.1)])
+def test_numbers_out_of_range_give_nan(lam, epsilon):
+    x = tf.constant(shared_views(20, (3, 3)))
+    found = multiview_prox(
+        x, tf.constant(lam), CCA((3, 3), 3), epsilon, settings=Settings(jit=False)
+    )
+    assert np.isnan(found.output).all() and not found.report.converged
+
+
 # --- edges --------------------------------------------------------------------------------------
 
 
@@ -357,7 +459,7 @@ def test_second_derivative_is_refused():
 @pytest.mark.parametrize("x", [np.ones((1, 6)), np.full((7, 6), 3.0), np.zeros((4, 6))])
 def test_single_row_and_constant_batch_pass(objective, x):
     cotangent = np.random.default_rng(0).normal(size=x.shape)
-    correlation = Correlation((3, 3), 3, objective=objective)
+    correlation = problem((3, 3), 3, objective=objective)
     output, gradient = prox_and_gradient(x, cotangent, correlation, 1.0)
     np.testing.assert_array_equal(output, x)
     np.testing.assert_allclose(gradient, cotangent, atol=1e-14)
@@ -372,11 +474,11 @@ def test_any_ridge_is_finite_and_solved(objective, epsilon, deficient, n):
     if deficient:
         x[:, 3], x[:, 4], x[:, 12] = x[:, 2], 0.0, x[:, 11] - x[:, 10]
     cotangent = np.random.default_rng(19).normal(size=x.shape)
-    correlation = Correlation((10, 10), 10, epsilon, objective)
+    correlation = problem((10, 10), 10, epsilon, objective)
     output, gradient = prox_and_gradient(x, cotangent, correlation, 1.0)
     assert np.isfinite(output).all() and np.isfinite(gradient).all()
     found = prox(x, correlation, 1.0)
-    assert found.converged
+    assert found.report.converged
     value = 1.0 / (2 * n) * np.sum((output - x) ** 2) - found.correlation_after
     assert value <= -found.correlation_before + 1e-12
 
@@ -386,30 +488,28 @@ def test_no_ridge_equals_the_full_problem_in_the_row_space():
     basis, _ = np.linalg.qr(rng.normal(size=(5, 3)))
     low = shared_views(40, (3, 3), seed=21)
     x = np.c_[low[:, :3] @ basis.T, low[:, 3:]]
-    output = prox(x, Correlation((5, 3), 3, 0.0), 1.0, **TIGHT).output.numpy()
+    output = prox(x, problem((5, 3), 3, 0.0), 1.0, **TIGHT).output.numpy()
     expected, _ = reference.prox(low, (3, 3), 1.0, 3, 0.0)
     np.testing.assert_allclose(output[:, :5] @ basis, expected[:, :3], atol=1e-5)
     np.testing.assert_allclose(output[:, 5:], expected[:, 3:], atol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("solver", ["newton", "lbfgs"])
-def test_value_that_is_not_finite_gives_nan(bad, solver):
+@pytest.mark.parametrize("method", ["newton", "lbfgs"])
+def test_value_that_is_not_finite_gives_nan(bad, method):
     x = shared_views(20, (3, 3))
     x[4, 1] = bad
-    output, gradient = prox_and_gradient(
-        x, np.ones_like(x), Correlation((3, 3), 3), 1.0, solver=solver
-    )
+    output, gradient = prox_and_gradient(x, np.ones_like(x), problem((3, 3), 3), 1.0, method=method)
     assert np.isnan(output).all() and np.isnan(gradient).all()
-    found = prox(x, Correlation((3, 3), 3), 1.0)
-    assert not found.converged
+    found = prox(x, problem((3, 3), 3), 1.0)
+    assert not found.report.converged
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1e-3, 1e6])
 def test_scale_of_the_data(scale):
     # With eps = 0 the map is equivariant: prox of (s x, lam / s^2) is s times prox of (x, lam).
     x = shared_views(40, (4, 4), seed=22)
-    correlation = Correlation((4, 4), 4, 0.0)
+    correlation = problem((4, 4), 4, 0.0)
     expected = prox(x, correlation, 1.0, **TIGHT).output.numpy()
     output = prox(scale * x, correlation, 1.0 / scale**2, **TIGHT).output.numpy()
     np.testing.assert_allclose(output / scale, expected, atol=1e-8)
@@ -420,10 +520,10 @@ def test_mask_equals_leaving_the_rows_out():
     valid = np.random.default_rng(24).random(30) < 0.7
     spoiled = np.where(valid[:, None], x, np.nan)
     cotangent = np.random.default_rng(25).normal(size=x.shape)
-    correlation = Correlation((3, 4), 3)
+    correlation = problem((3, 4), 3)
     mask = tf.constant(valid[:, None])
-    output, gradient = prox_and_gradient(spoiled, cotangent, correlation, 1.0, valid=mask)
-    expected, slope = prox_and_gradient(x[valid], cotangent[valid], correlation, 1.0)
+    output, gradient = prox_and_gradient(spoiled, cotangent, correlation, 1.0, valid=mask, **TIGHT)
+    expected, slope = prox_and_gradient(x[valid], cotangent[valid], correlation, 1.0, **TIGHT)
     np.testing.assert_allclose(output[valid], expected, atol=1e-12)
     np.testing.assert_allclose(gradient[valid], slope, atol=1e-9)
     assert np.isnan(output[~valid]).all()
@@ -432,7 +532,9 @@ def test_mask_equals_leaving_the_rows_out():
     np.testing.assert_array_equal(output, x)
     np.testing.assert_array_equal(gradient, cotangent)
     nothing = prox(x, correlation, 1.0, valid=tf.zeros_like(mask))
-    assert nothing.converged and nothing.correlation_before == nothing.correlation_after == 0.0
+    assert (
+        nothing.report.converged and nothing.correlation_before == nothing.correlation_after == 0.0
+    )
 
 
 @pytest.mark.parametrize("jit", [True, False])
@@ -440,7 +542,7 @@ def test_mask_equals_leaving_the_rows_out():
 def test_float32_is_as_good_as_its_rounding(lam, jit):
     x = shared_views(100, (20, 20)).astype("float32")
     cotangent = np.random.default_rng(26).normal(size=x.shape).astype("float32")
-    correlation = Correlation((20, 20), 20)
+    correlation = problem((20, 20), 20)
     output, gradient = prox_and_gradient(x, cotangent, correlation, lam, jit=jit)
     expected, slope = prox_and_gradient(
         x.astype("float64"), cotangent.astype("float64"), correlation, lam, **TIGHT
@@ -456,7 +558,7 @@ def test_many_float32_rows_are_read_in_blocks(known):
     x[:, 1], x[:, 5] = x[:, 0], 2.0
     valid = np.random.default_rng(31).random((5000, 1)) < 0.8
     cotangent = np.random.default_rng(32).normal(size=x.shape).astype("float32")
-    correlation = Correlation((4, 3), 3)
+    correlation = problem((4, 3), 3)
 
     def run(x, cotangent, dtype):
         shape = x.shape if known else [None, 7]
@@ -465,9 +567,7 @@ def test_many_float32_rows_are_read_in_blocks(known):
         def step(x, cotangent):
             with tf.GradientTape() as tape:
                 tape.watch(x)
-                found = multiview_prox(
-                    x, 0.5, correlation, valid=tf.constant(valid), jit=False, **TIGHT
-                )
+                found = prox(x, correlation, 0.5, valid=tf.constant(valid), **TIGHT)
             return found.output, tape.gradient(found.output, x, cotangent)
 
         return [t.numpy() for t in step(tf.constant(x, dtype), tf.constant(cotangent, dtype))]
@@ -489,24 +589,50 @@ def test_wide_views_are_solved_in_single_precision_with_refinement(
     latent = rng.normal(size=(400, 10))
     x = latent @ rng.normal(size=(10, 132)) + rng.normal(size=(400, 132))
     cotangent = rng.normal(size=x.shape)
-    correlation = Correlation(sizes, 20, 1e-2, objective)
+    correlation = problem(sizes, 20, 1e-2, objective)
     found = prox(x, correlation, lam)
-    assert found.converged and found.residual <= 1e-8
+    assert found.report.converged and found.report.residual <= 1e-8
     output, gradient = prox_and_gradient(x, cotangent, correlation, lam, **TIGHT)
-    monkeypatch.setattr(gram_prox, "WIDE", 1000)
-    gram_prox._compile.cache_clear()
-    gram_prox._solver.cache_clear()
+    monkeypatch.setattr(newton, "WIDE", 1000)
+    newton.compiled.cache_clear()
+    newton.solver.cache_clear()
     expected, exact = prox_and_gradient(x, cotangent, correlation, lam, **TIGHT)
-    gram_prox._compile.cache_clear()
-    gram_prox._solver.cache_clear()
+    newton.compiled.cache_clear()
+    newton.solver.cache_clear()
     np.testing.assert_allclose(output, expected, atol=1e-8)
     np.testing.assert_allclose(gradient, exact, atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [4096, 4097])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_column_2000_times_smaller_than_its_neighbour_moves(n, dtype):
+    rng = np.random.default_rng(33)
+    s = rng.uniform(size=n)
+    x = np.c_[2000.0 * rng.normal(size=n), s, s + 0.3 * rng.normal(size=n), rng.normal(size=n)]
+    found = prox(x.astype(dtype), problem((2, 2), 2), 30.0)
+    moved = np.sqrt(np.mean((found.output.numpy() - x) ** 2, 0)) / x.std(0)
+    expected, _ = reference.prox(x, (2, 2), 30.0, 2, 1e-4)
+    wanted = np.sqrt(np.mean((expected - x) ** 2, 0)) / x.std(0)
+    assert found.report.converged and wanted[1] > 0.05
+    np.testing.assert_allclose(moved[1:], wanted[1:], rtol=1e-2)
+
+
+@pytest.mark.parametrize("objective", ["cca", "gcca"])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-4])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_units_far_apart_stay_finite(objective, epsilon, dtype):
+    rng = np.random.default_rng(34)
+    s = rng.uniform(size=200)
+    x = np.c_[1e10 * rng.normal(size=200), s, s, rng.normal(size=200)].astype(dtype)
+    correlation = problem((2, 2), 2, epsilon, objective)
+    output, gradient = prox_and_gradient(x, np.ones_like(x), correlation, 1.0, max_iterations=20)
+    assert np.isfinite(output).all() and np.isfinite(gradient).all()
 
 
 def test_mean_far_from_zero():
     x = shared_views(50, (4, 4), seed=27)
     shifted = x + 1e4
-    correlation = Correlation((4, 4), 4)
+    correlation = problem((4, 4), 4)
     np.testing.assert_allclose(
         prox(shifted, correlation, 1.0, **TIGHT).output - 1e4,
         prox(x, correlation, 1.0, **TIGHT).output,
@@ -521,11 +647,11 @@ def test_mean_far_from_zero():
 @pytest.mark.parametrize("n, sizes, k", [(30, (4, 6), 4), (30, (4, 6), 2), (5, (4, 6), 3)])
 def test_correlation_loss(objective, n, sizes, k):
     x = shared_views(n, sizes, seed=28)
-    correlation = Correlation(sizes, k, 1e-2, objective)
+    correlation = problem(sizes, k, 1e-2, objective)
     variable = tf.constant(x)
     with tf.GradientTape() as tape:
         tape.watch(variable)
-        value = correlation_loss(variable, correlation)
+        value = correlation_loss(variable, *correlation)
     gradient = tape.gradient(value, variable)
     expected, slope = reference.value_and_gradient(x, sizes, k, 1e-2, objective)
     np.testing.assert_allclose(value, expected, atol=1e-10)

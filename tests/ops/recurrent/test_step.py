@@ -4,17 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.ops.linear.least_squares import regularized_least_squares
+from proxnet_tf.ops.recurrent.cotangent import prox_lstm_step, prox_state
 from proxnet_tf.ops.recurrent.scan import prox_lstm
-from proxnet_tf.ops.recurrent.step import (
-    GateKernels,
-    LSTMOptions,
-    Solver,
-    candidate_last,
-    prox_lstm_step,
-    prox_state,
-    solve_gates,
-)
+from proxnet_tf.ops.recurrent.solve import CG, Solver, solve_by_products
+from proxnet_tf.ops.recurrent.step import GateKernels, LSTMOptions, solve_gates
 from tests.helpers import prox_lstm_reference as reference
 from tests.helpers.differences import central_difference, directional_difference
 
@@ -50,12 +43,16 @@ def dense_prox(s, slopes, kernel, scale):
     return c
 
 
+def state_of(s, slopes, kernel, scale, solver=CG):
+    return prox_state(s, slopes, GateKernels(kernel, scale=scale), solver)
+
+
 @pytest.mark.parametrize("scales", [None, "shared", "gates"])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("method", ["cg", "cholesky"])
 def test_prox_state_is_the_dense_solution(sizes, scales, method):
     problem = gate_problem(*sizes, scales=scales)
-    c = prox_state(*problem, Solver(method))
+    c = state_of(*problem, Solver(method))
     np.testing.assert_allclose(c, dense_prox(*problem), atol=1e-10)
 
 
@@ -67,7 +64,7 @@ def test_prox_state_gradient(sizes, scales):
     tensors = [tf.constant(v) for v in values]
     with tf.GradientTape() as tape:
         tape.watch(tensors)
-        loss = tf.reduce_sum(weights * prox_state(*tensors, scale))
+        loss = tf.reduce_sum(weights * state_of(*tensors, scale))
     for index, gradient in enumerate(tape.gradient(loss, tensors)):
         numeric = central_difference(
             lambda *v: np.sum(weights * dense_prox(*v, scale)), values, index
@@ -108,14 +105,14 @@ def check_second_derivative(function, values, graph):
 @pytest.mark.parametrize("scales", [None, "gates"])
 def test_prox_state_second_derivative(scales, graph):
     *values, scale = gate_problem(3, 4, 2, scales=scales)
-    check_second_derivative(lambda *t: tf.reduce_sum(tf.sin(prox_state(*t, scale))), values, graph)
+    check_second_derivative(lambda *t: tf.reduce_sum(tf.sin(state_of(*t, scale))), values, graph)
 
 
 def test_prox_state_third_derivative():
     s, slopes, kernel, _ = gate_problem(2, 3, 2)
 
     def along(t):  # a curve through the problem, in one real variable
-        return tf.reduce_sum(prox_state(s + t, slopes * tf.cos(t), kernel + t) ** 2)
+        return tf.reduce_sum(state_of(s + t, slopes * tf.cos(t), kernel + t, None) ** 2)
 
     def derivative(t, order):
         if order == 0:
@@ -259,8 +256,8 @@ def test_sequence_is_the_loop_over_steps():
     sqrt_rho = tf.constant(1.3, tf.float64)
     states = prox_lstm(tf.transpose(x, [1, 0, 2]), h, c, kernel, recurrent_kernel, bias, sqrt_rho)
     for t in range(x.shape[1]):
-        z = candidate_last(x[:, t] @ kernel + h @ recurrent_kernel + bias)
-        h, c = prox_lstm_step(z, c, sqrt_rho * kernel[:, :6], None, LSTMOptions())
+        z = x[:, t] @ kernel + h @ recurrent_kernel + bias
+        h, c, _ = prox_lstm_step(z, c, kernel, sqrt_rho)
         np.testing.assert_allclose(states.hidden[t], h, atol=1e-12)
     np.testing.assert_allclose(states.carry, c, atol=1e-12)
 
@@ -320,43 +317,56 @@ def test_padding_may_be_nan_and_examples_do_not_touch():
     np.testing.assert_allclose(np.delete(hidden, 1, 1), np.delete(run(values[0])[0], 1, 1))
 
 
-def test_least_squares_estimates_its_error():
-    rng = np.random.default_rng(0)
-    for norm in (0.1, 1.0, 30.0):
-        j = rng.normal(size=(5, 12, 8)) * norm / 5
-        s = rng.normal(size=(5, 12))
-        exact = np.stack(
-            [np.linalg.solve(np.eye(12) + a @ a.T, b) for a, b in zip(j, s, strict=True)]
-        )
-        for tolerance in (1e-3, 1e-6):
-            result = regularized_least_squares(
-                lambda v, j=j: tf.linalg.matvec(j, v),
-                lambda t, j=j: tf.linalg.matvec(j, t, transpose_a=True),
-                tf.constant(s),
-                tolerance=tolerance,
-            )
-            assert result.converged.numpy().all()
-            error = np.linalg.norm(result.remainder - exact, axis=-1)
-            assert (error <= 3 * tolerance * np.linalg.norm(s, axis=-1)).all()
-            solution = np.stack([a.T @ b for a, b in zip(j, exact, strict=True)])
-            np.testing.assert_allclose(result.solution, solution, atol=30 * norm * tolerance)
-
-
-def test_least_squares_stops_at_its_bound_and_says_so():
-    rng = np.random.default_rng(0)
-    j, s = 100 * rng.normal(size=(2, 20, 20)), tf.constant(rng.normal(size=(2, 20)))
-    result = regularized_least_squares(
-        lambda v: tf.linalg.matvec(j, v),
-        lambda t: tf.linalg.matvec(j, t, transpose_a=True),
-        s,
-        max_iterations=3,
+def by_products(j, s, **settings):
+    return solve_by_products(
+        tf.constant(s),
+        product=lambda v: tf.linalg.matvec(j, v),
+        total=tf.identity,
+        transpose=lambda t: tf.linalg.matvec(j, t, transpose_a=True),
+        solver=Solver(**settings),
+        width=s.shape[-1],
     )
-    assert result.iterations == 3
-    assert not result.converged.numpy().any()
-    assert (result.error > 1e-6 * tf.norm(s, axis=-1, keepdims=True)).numpy().all()
 
 
-def test_solver_bound_is_passed_on():
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("norm", [0.0, 0.1, 1.0, 30.0])
+def test_the_residual_bounds_the_error(norm, dtype):
+    rng = np.random.default_rng(0)
+    j = (rng.normal(size=(5, 12, 8)) * norm / 5).astype(dtype)
+    s = rng.normal(size=(5, 12)).astype(dtype)
+    s[2] = 0.0
+    wide, rounding = j.astype(float), 10 * (1 + norm**2) * np.finfo(dtype).eps
+    exact = np.linalg.solve(np.eye(12) + wide @ np.swapaxes(wide, 1, 2), s[..., None])[..., 0]
+    for tolerance in (1e-2, 1e-5):
+        solved = by_products(j, s, tolerance=tolerance)
+        assert solved.report.converged.numpy().all()
+        assert (solved.report.residual <= tolerance).numpy().all()
+        error = np.linalg.norm(solved.c - exact, axis=-1)
+        size = np.linalg.norm(s, axis=-1)
+        assert (error <= solved.report.residual.numpy() * size * 1.001 + rounding * size).all()
+        u = (np.swapaxes(wide, 1, 2) @ exact[..., None])[..., 0]
+        np.testing.assert_allclose(solved.u, u, atol=2 * tolerance * size.max() + 1e-6)
+        np.testing.assert_allclose(solved.products, s - solved.c, atol=1e-5)
+
+
+def test_a_small_bound_is_reported():
+    rng = np.random.default_rng(0)
+    j, s = 100 * rng.normal(size=(2, 20, 20)), rng.normal(size=(2, 20))
+    report = by_products(j, s, max_iterations=3).report
+    assert report.iterations == 3
+    assert report.residual.shape == report.converged.shape == (2,)
+    assert not report.converged.numpy().any()
+    assert (report.residual > 1e-6).numpy().all()
     s, slopes, kernel, _ = gate_problem(3, 6, 6)
     solved = solve_gates(s, 100 * slopes, GateKernels(kernel), Solver(max_iterations=2))
-    assert solved.iterations == 2
+    assert solved.report.iterations == 2
+    assert not solved.report.converged.numpy().any()
+
+
+def test_what_is_not_a_number_stays_so():
+    s, slopes, kernel, _ = gate_problem(3, 4, 4)
+    s[1, 0] = np.nan
+    solved = solve_gates(s, slopes, GateKernels(kernel), Solver())
+    np.testing.assert_array_equal(solved.report.converged, [True, False, True])
+    assert np.isnan(solved.c[1]).all() and np.isnan(solved.u[1]).all()
+    assert np.isfinite(solved.c.numpy()[[0, 2]]).all()

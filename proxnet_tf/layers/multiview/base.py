@@ -1,0 +1,46 @@
+"""What every layer that takes views shares."""
+
+from typing import Any
+
+import keras
+
+from proxnet_tf.layers.multiview.border import Border
+
+
+class MultiviewLayer(keras.layers.Layer):
+    """A layer from views to views of the same structure and shapes.
+
+    Args:
+        border: what takes the views in and out.
+        **kwargs: of `keras.layers.Layer`.
+    """
+
+    def __init__(self, border: Border, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.border = border
+        self.supports_masking = True
+        self.supports_jit = False  # eigh and svd have no good XLA kernels
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        for x in keras.tree.flatten(args):
+            if "float" in str(getattr(x, "dtype", "")):  # neither `training` nor a mask
+                raise ValueError(
+                    f"{type(self).__name__} takes its views as one argument: pass "
+                    f"layer([x, y]), not layer(x, y). Received {1 + len(args)} positional "
+                    "arguments."
+                )
+        return super().__call__(inputs, *args, **kwargs)
+
+    def build(self, input_shape: Any) -> None:
+        self.border.correlation_of(input_shape)
+        self.built = True
+
+    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.border.check(inputs)  # Keras does not run `call` on symbolic inputs
+        return super().compute_output_spec(inputs, *args, **kwargs)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **self.border.get_config()}

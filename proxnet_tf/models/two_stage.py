@@ -1,0 +1,300 @@
+"""DCCA and DCCAE: codes that correlate first, then a classifier on the fixed codes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from proxnet_tf.checks import check_number
+from proxnet_tf.models.base import (
+    MultiviewModel,
+    apply,
+    build_and_infer,
+    check_layers,
+    family_of,
+    mask_of,
+    over_last_axes,
+    with_mask,
+)
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+class DCCA(MultiviewModel):
+    """Deep canonical correlation analysis: codes that correlate, then a classifier on the codes.
+
+        pretrain:  min over f  L(f_1(x_1), ..., f_J(x_J)),  L = - sum_{i<=k} sigma_i for two views
+        fit:       min over h  loss(h(F), c),  the encoders f fixed
+
+    For more than two views L is that of `GCCALoss` (deep generalised CCA).
+
+    Args:
+        encoders: a layer or model per view, from the view to its code.
+        predictors: a layer or model per view, from the code (or the code and the view, see
+            `concatenate_inputs`) to the output, all of one shape.
+        num_components: k of the correlation, None (the default) is min(d1, d2); needed for more
+            than two views.
+        epsilon: ridge on each view's covariance, >= 0; 1e-4 by default.
+        concatenate_inputs: whether the predictors get the code and the original view side by side
+            (the paper does this for speech); False by default.
+        predict_with: "average" (default) or the index of a view, as in `MultiviewClassifier`.
+        nan_is_missing: whether a NaN in a view marks it as missing, as in `MultiviewClassifier`;
+            False by default.
+        **kwargs: `name`, `dtype` of a Keras model.
+
+    Call arguments:
+        inputs: list or tuple of J views, in the order of `encoders`. A dict is refused.
+
+    Output:
+        Logits in the shape of a predictor's output, masked as those of `MultiviewClassifier`.
+
+    The encoders are fixed outside `pretrain`. Keras masks of the codes are respected in both
+    stages. Batches of `pretrain` should hold several times as many rows as a code has columns.
+    Sample weights are honoured by `fit` and refused by `pretrain`.
+
+    Raises:
+        ValueError: as `MultiviewClassifier`; `fit` before `pretrain`.
+
+    Example:
+
+    >>> encoders = [keras.layers.Dense(2), keras.layers.Dense(2)]
+    >>> model = DCCA(encoders, [keras.layers.Dense(3), keras.layers.Dense(3)])
+    >>> x, y = keras.random.normal((8, 5)), keras.random.normal((8, 4))
+    >>> _ = model.pretrain([x, y], epochs=2, verbose=0)
+    >>> model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    >>> _ = model.fit([x, y], keras.ops.arange(8) % 3, verbose=0)
+
+    Reference: Andrew, Arora, Bilmes, Livescu, Deep canonical correlation analysis (2013); the
+    paper's section 6.
+    """
+
+    def __init__(
+        self,
+        encoders: Sequence[keras.layers.Layer],
+        predictors: Sequence[keras.layers.Layer],
+        *,
+        num_components: int | None = None,
+        epsilon: float = 1e-4,
+        concatenate_inputs: bool = False,
+        predict_with: str | int = "average",
+        nan_is_missing: bool = False,
+        **kwargs: Any,
+    ):
+        super().__init__(encoders, predictors, predict_with, nan_is_missing, **kwargs)
+        family_of(len(self.encoders), num_components)
+        self.num_components = num_components
+        self.epsilon = check_number("epsilon", epsilon, at_least=0.0)
+        self.concatenate_inputs = bool(concatenate_inputs)
+        for encoder in self.encoders:
+            encoder.trainable = False
+        self.pretrained = self.add_weight(
+            name="pretrained", shape=(), initializer="zeros", trainable=False
+        )
+
+    def _build_features(self, codes: list[Any], input_shape: list[Any]) -> list[Any]:
+        if not self.concatenate_inputs:
+            return codes
+        return [(*c[:-1], c[-1] + x[-1]) for c, x in zip(codes, input_shape, strict=True)]
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        # The encoders are fixed: their dropout and their moving statistics rest too.
+        features, views = self._encode(inputs, training=False)
+        if self.concatenate_inputs:
+            features = [
+                with_mask(tf.concat([code, tf.cast(x, code.dtype)], -1), mask_of(code), mask_of(x))
+                for code, x in zip(features, views, strict=True)
+            ]
+        return self._logits(features, training)
+
+    def pretrain(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        optimizer: Any = "adam",
+        **fit_arguments: Any,
+    ) -> keras.callbacks.History:
+        """Trains the encoders on the correlation objective; returns the History.
+
+        Args:
+            x: list of J views, or what else `fit` takes with batches `(views,)` or `(views, y)`.
+            y: ignored; there for interfaces that always pass a target.
+            optimizer: a Keras optimizer or its name.
+            **fit_arguments: `epochs`, `batch_size`, `validation_data=(views,)`, `callbacks`,
+                `verbose` and so on, as in `fit`; no `sample_weight` or `class_weight`.
+
+        The History has `correlation_loss` (L) and, for `DCCAE`, `reconstruction_loss`.
+        """
+        refused = {"sample_weight", "class_weight"} & fit_arguments.keys()
+        if refused:
+            raise ValueError(
+                "The correlation belongs to the batch and cannot weight its rows; leave "
+                f"{' and '.join(sorted(refused))} out of `pretrain`."
+            )
+        stage = self._pretraining()
+        for encoder in self.encoders:
+            encoder.trainable = True
+        try:
+            stage.compile(optimizer)
+            history = stage.fit(x, **fit_arguments)
+        finally:
+            for encoder in self.encoders:
+                encoder.trainable = False
+        self.pretrained.assign(1.0)
+        return history
+
+    def _pretraining(self) -> keras.Model:
+        return _Pretraining(self, None, 0.0)
+
+    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        """Trains the predictors on the codes, as `keras.Model.fit`; after `pretrain`."""
+        if not bool(tf.convert_to_tensor(self.pretrained) > 0):
+            raise ValueError(
+                f"{type(self).__name__} trains in two stages: call `pretrain(views)` before `fit`."
+            )
+        return super().fit(*args, **kwargs)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "num_components": self.num_components,
+            "epsilon": self.epsilon,
+            "concatenate_inputs": self.concatenate_inputs,
+        }
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+class DCCAE(DCCA):
+    """Deep CCA with autoencoders: the codes correlate and reconstruct their views.
+
+        pretrain:  min over f, g  L(F) + weight sum_j mean_i ||x_ij - g_j(f_j(x_ij))||^2 / D_j
+        fit:       as `DCCA`
+
+    with the decoders g and the widths D_j of the views.
+
+    Args:
+        encoders: as for `DCCA`.
+        decoders: a layer or model per view, from the code to the view's shape.
+        predictors: as for `DCCA`.
+        reconstruction_weight: >= 0, default 1.
+        **kwargs: every other argument of `DCCA`.
+
+    Raises:
+        ValueError: as `DCCA`; not a decoder per view, decoders of another shape than the views.
+
+    Example:
+
+    >>> encoders = [keras.layers.Dense(2), keras.layers.Dense(2)]
+    >>> decoders = [keras.layers.Dense(5), keras.layers.Dense(4)]
+    >>> predictors = [keras.layers.Dense(3), keras.layers.Dense(3)]
+    >>> model = DCCAE(encoders, decoders, predictors, reconstruction_weight=0.1)
+    >>> x, y = keras.random.normal((8, 5)), keras.random.normal((8, 4))
+    >>> sorted(model.pretrain([x, y], verbose=0).history)
+    ['correlation_loss', 'loss', 'reconstruction_loss']
+
+    Reference: Wang, Arora, Livescu, Bilmes, On deep multi-view representation learning (2015); the
+    paper's section 6.
+    """
+
+    def __init__(
+        self,
+        encoders: Sequence[keras.layers.Layer],
+        decoders: Sequence[keras.layers.Layer],
+        predictors: Sequence[keras.layers.Layer],
+        *,
+        reconstruction_weight: float = 1.0,
+        **kwargs: Any,
+    ):
+        super().__init__(encoders, predictors, **kwargs)
+        self.decoders = check_layers("decoders", decoders, len(self.encoders))
+        self.reconstruction_weight = check_number(
+            "reconstruction_weight", reconstruction_weight, at_least=0.0
+        )
+        for decoder in self.decoders:
+            decoder.trainable = False
+
+    def _build_features(self, codes: list[Any], input_shape: list[Any]) -> list[Any]:
+        for decoder, code, view in zip(self.decoders, codes, input_shape, strict=True):
+            shape = build_and_infer(decoder, code)
+            if tuple(shape)[1:] != tuple(view)[1:]:
+                raise ValueError(
+                    f"A decoder must return the shape of its view, {tuple(view)}. Received: "
+                    f"{tuple(shape)}"
+                )
+        return super()._build_features(codes, input_shape)
+
+    def pretrain(
+        self, x: Any, y: Any = None, *, optimizer: Any = "adam", **fit_arguments: Any
+    ) -> keras.callbacks.History:
+        """As `DCCA.pretrain`, on correlation and reconstruction."""
+        for decoder in self.decoders:
+            decoder.trainable = True
+        try:
+            return super().pretrain(x, y, optimizer=optimizer, **fit_arguments)
+        finally:
+            for decoder in self.decoders:
+                decoder.trainable = False
+
+    def _pretraining(self) -> keras.Model:
+        return _Pretraining(self, self.decoders, self.reconstruction_weight)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "decoders": [keras.saving.serialize_keras_object(d) for d in self.decoders],
+            "reconstruction_weight": self.reconstruction_weight,
+        }
+
+
+class _Pretraining(keras.Model):
+    """The first stage of DCCA and DCCAE as a model without targets; shares their layers."""
+
+    def __init__(
+        self, model: DCCA, decoders: list[keras.layers.Layer] | None, reconstruction_weight: float
+    ):
+        super().__init__(name="pretraining")
+        self.encoders = model.encoders
+        self.decoders = decoders
+        # Not the model itself: its predictors do not take part.
+        self.build_model, self.encode_views = model.build, model._encode
+        self.loss_of = family_of(len(model.encoders), model.num_components).loss
+        self.options = model.num_components, model.epsilon
+        self.reconstruction_weight = reconstruction_weight
+        self.supports_jit = False
+        self.correlation_tracker = keras.metrics.Mean(name="correlation_loss")
+        if decoders:
+            self.reconstruction_tracker = keras.metrics.Mean(name="reconstruction_loss")
+
+    def build(self, input_shape: Any) -> None:
+        self.build_model(input_shape)
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        codes, views = self.encode_views(inputs)
+        masks = [mask_of(code) for code in codes]
+        correlation = self.loss_of(codes, *self.options, masks)
+        self.add_loss(correlation)
+        self.correlation_tracker.update_state(correlation)
+        if self.decoders:
+            error = tf.add_n(
+                [
+                    mean_square(tf.cast(x, code.dtype) - apply(decoder, code), mask)
+                    for x, code, decoder, mask in zip(
+                        views, codes, self.decoders, masks, strict=True
+                    )
+                ]
+            )
+            self.add_loss(self.reconstruction_weight * error)
+            self.reconstruction_tracker.update_state(error)
+        return codes
+
+
+def mean_square(difference: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
+    """Mean of the squares over the examples or steps that a mask leaves in."""
+    if mask is None:
+        return tf.reduce_mean(tf.square(difference))
+    # Selected before the square: the gradient of NaN squared would be NaN at masked steps too.
+    kept = tf.where(over_last_axes(mask, difference), difference, tf.zeros_like(difference))
+    entries = tf.size(difference) // tf.maximum(tf.size(mask), 1)
+    count = tf.reduce_sum(tf.cast(mask, tf.int32)) * entries
+    return tf.math.divide_no_nan(tf.reduce_sum(tf.square(kept)), tf.cast(count, kept.dtype))

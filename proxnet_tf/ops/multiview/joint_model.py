@@ -1,0 +1,140 @@
+"""The Hessian of (4) for GCCA, on V' = V T with the Cholesky basis T of `correlation`.
+
+    H V' = V' M + 2 c t W T dGam'[c (T^T W^T V' + V'^T W T)],    M = T^-1 T^-T + t Gam'.
+
+The preconditioner is the inverse of M without the negative part of t Gam'. L does not change when
+a view is multiplied by a matrix, P_j -> P_j A_j (but for the ridge): along c^(1/2) W_j L_j^-T,
+orthonormal up to the ridge, dGam takes back what t Gam' has, and the inverse of T^-1 T^-T acts.
+That is the smaller matrix: what its inverse adds is positive semidefinite.
+"""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from proxnet_tf.ops.multiview.correlation import GCCA, Differences, divided_differences
+from proxnet_tf.ops.multiview.problem import Point, Problem, positive_inverse
+
+
+class Ingredients(NamedTuple):
+    """What is to be decomposed at a point.
+
+    Attributes:
+        bare: T^-1 T^-T, `[D, D]`.
+        pull: t Gam', `[D, D]`.
+    """
+
+    bare: tf.Tensor
+    pull: tf.Tensor
+
+
+class Decomposed(NamedTuple):
+    """Inverses of the two metrics, each symmetric, `[D, D]`.
+
+    Attributes:
+        inverse: of M with the positive part of t Gam' only.
+        bare_inverse: of M without t Gam'.
+    """
+
+    inverse: tf.Tensor
+    bare_inverse: tf.Tensor
+
+
+class Hessian(NamedTuple):
+    """H on V', with its preconditioner.
+
+    Attributes:
+        wt: W T.
+        metric: M.
+        rotation: Q of the spectrum.
+        differences: divided differences of the spectrum.
+        c: 1 / (n - 1).
+        scale: 2 c t.
+        inverse: of the first metric.
+        added: per view, what the second inverse adds to it.
+    """
+
+    wt: tf.Tensor
+    metric: tf.Tensor
+    rotation: tf.Tensor
+    differences: Differences
+    c: tf.Tensor
+    scale: tf.Tensor
+    inverse: tf.Tensor
+    added: list[tf.Tensor]
+
+
+def ingredients_at(correlation: GCCA, problem: Problem, point: Point) -> Ingredients:
+    """What `decompose` needs."""
+    return Ingredients(point.bare, point.pull)
+
+
+def decompose(correlation: GCCA, ingredients: Ingredients, wide: bool) -> Decomposed:
+    """The decompositions, outside XLA."""
+    bare, pull = ingredients
+    values, vectors = tf.linalg.eigh(pull)
+    positive = tf.matmul(vectors * tf.maximum(values, 0.0), vectors, transpose_b=True)
+    return Decomposed(*tf.unstack(positive_inverse(tf.stack([bare + positive, bare]))))
+
+
+def hessian_at(
+    correlation: GCCA, problem: Problem, point: Point, decomposed: Decomposed
+) -> Hessian:
+    """The Hessian at a point."""
+    added = decomposed.bare_inverse - decomposed.inverse
+    return Hessian(
+        wt=point.wt,
+        metric=point.bare + point.pull,
+        rotation=point.spectrum.rotation,
+        differences=divided_differences(point.spectrum),
+        c=problem.c,
+        scale=2.0 * problem.c * problem.t,
+        inverse=decomposed.inverse,
+        added=[added[s, s] for s in correlation.slices],
+    )
+
+
+def enter(correlation: GCCA, hessian: Hessian, slope: tf.Tensor) -> tf.Tensor:
+    """The coordinates of a gradient F T^-T: itself."""
+    return slope
+
+
+def leave(correlation: GCCA, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
+    """V' of its coordinates: itself."""
+    return v
+
+
+def product(
+    correlation: GCCA, hessian: Hessian, v: tf.Tensor, exact: bool | None = True
+) -> tf.Tensor:
+    """H v, always exact."""
+    change = hessian.c * tf.matmul(hessian.wt, v, transpose_a=True)
+    dgamma = correlation.differential(
+        hessian.rotation, hessian.differences, change + tf.transpose(change)
+    )
+    return tf.matmul(v, hessian.metric) + hessian.scale * tf.matmul(hessian.wt, dgamma)
+
+
+def precondition(correlation: GCCA, hessian: Hessian, r: tf.Tensor) -> tf.Tensor:
+    """Approximately H^-1 r: symmetric and positive definite."""
+    rows = tf.sqrt(hessian.c) * hessian.wt
+    parts = []
+    for s, added in zip(correlation.slices, hessian.added, strict=True):
+        along = tf.matmul(rows[:, s], r[:, s], transpose_a=True)
+        parts.append(tf.matmul(rows[:, s], tf.matmul(along, added)))
+    return tf.matmul(r, hessian.inverse) + tf.concat(parts, 1)
+
+
+def retract(correlation: GCCA, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
+    """v with a second-order term that follows the curved valley of small ||F||.
+
+    What of the step multiplies a view by a matrix, W_j A_j, and the rest V_j combine as
+    (W_j + V_j)(I + A_j), which adds V_j A_j.
+    """
+    root = tf.sqrt(hessian.c)
+    parts = []
+    for s in correlation.slices:
+        rows, part = root * hessian.wt[:, s], v[:, s]
+        inner = tf.matmul(rows, part, transpose_a=True)
+        parts.append(part + root * tf.matmul(part - tf.matmul(rows, inner), inner))
+    return tf.concat(parts, 1)

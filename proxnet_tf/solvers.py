@@ -1,0 +1,195 @@
+"""How a multiview proximal layer solves its problem, as a value: `ProxCCA(solver=Newton(...))`."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import keras
+
+from proxnet_tf.checks import check_device, check_integer, check_number
+from proxnet_tf.ops.multiview.newton import Settings
+
+
+@dataclass(frozen=True)
+class MultiviewSolver:
+    """What the solvers of the multiview layers share; see `Newton` for the arguments."""
+
+    tolerance: float = 1e-8
+    max_iterations: int = 200
+    jit_compile: bool | str = "auto"
+    device: str | None = "auto"
+
+    method: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.jit_compile, bool) and self.jit_compile != "auto":
+            raise ValueError(
+                "`jit_compile` must be True, False or 'auto'. "
+                f"Received: jit_compile={self.jit_compile!r}"
+            )
+        checked = {
+            "tolerance": check_number("tolerance", self.tolerance, above=0.0),
+            "max_iterations": check_integer("max_iterations", self.max_iterations),
+            "device": "auto" if self.device == "auto" else check_device(self.device),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)  # the way to write to a frozen dataclass
+
+    @property
+    def settings(self) -> Settings:
+        """The same for the operations on tensors."""
+        return Settings(
+            self.method, self.tolerance, self.max_iterations, self.jit_compile, self.device
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "MultiviewSolver":
+        return cls(**config)
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+@dataclass(frozen=True)
+class Newton(MultiviewSolver):
+    """Trust-region Newton with conjugate gradients: the default solver of `ProxCCA`, `ProxGCCA`.
+
+    The problem has D x D unknowns, D the number of columns of all views, however many rows the
+    batch has. It is solved in float64. Solvers are values: they compare by their arguments and
+    are saved in the configuration of the layer.
+
+    Args:
+        tolerance: bound > 0 on the relative residual, of the map ||F|| / ||R|| in equation (4) and
+            of the linear system of its gradient.
+        max_iterations: bound >= 1 on the evaluations of the problem.
+        jit_compile: whether XLA compiles the iterations: True, False or "auto" (the default), True
+            where TensorFlow was built with XLA. The results are equal up to the tolerance. With
+            XLA the first call takes a few seconds longer and every later one is faster.
+        device: such as "CPU:0", where the problem is solved; only D x D matrices travel. None
+            leaves it to TensorFlow. "auto" (the default) is the host if there is a GPU and D is at
+            most 256, where launching many small kernels on the GPU takes longer than the solve,
+            and None otherwise.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Example:
+
+    >>> import proxnet_tf
+    >>> solver = proxnet_tf.solvers.Newton(tolerance=1e-6, jit_compile=False)
+    >>> solver
+    Newton(tolerance=1e-06, max_iterations=200, jit_compile=False, device='auto')
+    >>> proxnet_tf.ProxCCA(10, lam=0.5, solver=solver).solver == solver
+    True
+
+    Reference: Steihaug, The conjugate gradient method and trust regions (1983).
+    """
+
+    method: ClassVar[str] = "newton"
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+@dataclass(frozen=True)
+class LBFGS(MultiviewSolver):
+    """TensorFlow Probability's L-BFGS, the method of the published code.
+
+    Where it does not reach the tolerance, `Newton` starts afresh with the same arguments. The
+    linear system of the gradient is solved as with `Newton`.
+
+    Args:
+        tolerance: as for `Newton`.
+        max_iterations: bound >= 1 on the iterations, and on the evaluations of Newton after it.
+        jit_compile: as for `Newton`.
+        device: as for `Newton`.
+
+    Raises:
+        ValueError: an argument outside its range.
+
+    Example:
+
+    >>> import proxnet_tf
+    >>> proxnet_tf.ProxCCA(10, solver="lbfgs").solver == proxnet_tf.solvers.LBFGS()
+    True
+
+    Reference: Liu, Nocedal, On the limited memory BFGS method (1989).
+    """
+
+    method: ClassVar[str] = "lbfgs"
+
+
+_BY_NAME: dict[str, type[MultiviewSolver]] = {"newton": Newton, "lbfgs": LBFGS}
+
+# Arguments of the layers in proxnet_tf 0.1.0 and what they are called here.
+_MOVED = {
+    "tolerance": "tolerance",
+    "max_iterations": "max_iterations",
+    "jit_solver": "jit_compile",
+    "solver_device": "device",
+}
+
+
+def get(identifier: Any) -> MultiviewSolver:
+    """A solver from a solver, its name ("newton", "lbfgs") or its saved configuration.
+
+    Args:
+        identifier: what came.
+
+    Raises:
+        ValueError: none of these.
+
+    Example:
+
+    >>> import proxnet_tf
+    >>> proxnet_tf.solvers.get("newton")
+    Newton(tolerance=1e-08, max_iterations=200, jit_compile='auto', device='auto')
+    """
+    if isinstance(identifier, str) and identifier in _BY_NAME:
+        return _BY_NAME[identifier]()
+    found = identifier
+    if isinstance(identifier, Mapping) and "class_name" in identifier:
+        found = keras.saving.deserialize_keras_object(dict(identifier))
+    if isinstance(found, MultiviewSolver):
+        return found
+    raise ValueError(
+        "`solver` must be 'newton', 'lbfgs' or one of proxnet_tf.solvers, such as "
+        f"Newton(tolerance=1e-6). Received: solver={identifier!r}"
+    )
+
+
+def refuse_moved(options: Mapping[str, Any], solver: Any) -> None:
+    """A `ValueError` that says the new way, for an argument that was the layer's in 0.1.0.
+
+    Args:
+        options: the keyword arguments of a layer that its signature does not name.
+        solver: its `solver`.
+    """
+    moved = {_MOVED[name]: value for name, value in options.items() if name in _MOVED}
+    if not moved:
+        return
+    name = type(solver).__name__ if isinstance(solver, MultiviewSolver) else "Newton"
+    name = "LBFGS" if solver == "lbfgs" else name
+    arguments = ", ".join(f"{name}={value!r}" for name, value in moved.items())
+    old = ", ".join(f"`{name}`" for name in options if name in _MOVED)
+    raise ValueError(
+        f"{old}: now an argument of the solver. Pass solver=proxnet_tf.solvers.{name}({arguments})."
+    )
+
+
+def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of a layer, or options for one, with the solver of 0.1.0 as a value.
+
+    Args:
+        config: of 0.1.0, with the arguments of the solver beside the others, or a newer one, which
+            comes back as it is.
+    """
+    old = {new: config[name] for name, new in _MOVED.items() if name in config}
+    config = {name: value for name, value in config.items() if name not in _MOVED}
+    if not old:
+        return config
+    if old.get("jit_compile"):
+        old["jit_compile"] = "auto"  # it meant: where XLA is available
+    if "device" in old and old["device"] is None:
+        del old["device"]
+    solver = _BY_NAME[config.get("solver", "newton")](**old)
+    return {**config, "solver": keras.saving.serialize_keras_object(solver)}

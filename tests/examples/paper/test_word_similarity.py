@@ -1,0 +1,120 @@
+import json
+
+import numpy as np
+import pytest
+import word_similarity as example
+
+from proxnet_tf.datasets import load_crosslingual
+from proxnet_tf.datasets.words import SIMILARITY_SETS
+from proxnet_tf.solvers import Newton
+from tests.helpers.markdown import table_rows
+
+WIDTH, HIDDEN, WORDS = 12, 4, 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Words of a hidden meaning, which both languages' vectors have with noise of their own."""
+    folder = tmp_path_factory.mktemp("words")
+    rng = np.random.default_rng(0)
+    count = 600
+    meaning = rng.standard_normal((count + WORDS, HIDDEN))
+    names = [[f"{language}{i}" for i in range(len(meaning))] for language in ("e", "d")]
+    arrays = {}
+    for language, words in zip(("en", "de"), names, strict=True):
+        mix = rng.standard_normal((HIDDEN, WIDTH))
+        noise = rng.standard_normal((WIDTH, WIDTH)) * np.linspace(0.2, 1.0, WIDTH)
+        vectors = meaning @ mix + rng.standard_normal((len(meaning), WIDTH)) @ noise
+        for part, rows in (("", slice(0, count)), ("eval_", slice(count, None))):
+            arrays[f"{part}{language}_words"] = np.array(words[rows])
+            arrays[f"{part}{language}_vectors"] = vectors[rows].astype("float16")
+        arrays[f"eval_pairs_{language}"] = np.arange(WORDS - 1)
+    np.savez(folder / "cross.npz", **arrays)
+    known = meaning[count:] / np.linalg.norm(meaning[count:], axis=1, keepdims=True)
+    pairs = np.array([(i, j) for i in range(WORDS) for j in range(i)])
+    for name, size in SIMILARITY_SETS.items():
+        chosen = pairs[rng.integers(len(pairs), size=size)]
+        for j, language in enumerate(("en", "de")):
+            lines = ["Word1\tWord2\tScore"]
+            for a, b in chosen:
+                score = 5 + 5 * known[a] @ known[b]
+                lines.append(f"{names[j][count + a]}\t{names[j][count + b]}\t{score:.4f}")
+            (folder / f"{name}_{language}.tsv").write_text("\n".join(lines))
+    return folder
+
+
+def run(folder, output, *more):
+    arguments = ["--data", folder / "cross.npz", "--similarity", folder, "--output", output]
+    small = "--codes 6 --widths 16 --depths 1 --shares 2 4 12 --batch-size 100"
+    return example.main([*map(str, arguments), *small.split(), *more])
+
+
+def test_baseline_and_linear_cca(folder, tmp_path):
+    results = run(folder, tmp_path, "--methods", "baseline", "linear")
+    baseline, linear = (np.array(results[name][0]) for name in ("baseline", "linear"))
+    assert baseline.shape == linear.shape == (8,)
+    # What both languages share is what the scores were made of.
+    assert (linear > baseline + 5).all()
+    record = json.loads((tmp_path / "word_similarity.json").read_text())
+    assert record["chosen"]["linear"]["components"] in (4, 12)
+    assert record["results"]["linear"] == results["linear"]
+    rows = table_rows((tmp_path / "word_similarity.md").read_text())
+    assert rows[1] == ["Baseline", *(f"{value:.1f}" for value in baseline)]
+    assert rows[-1][:3] == ["paper: ProxNet", "75.4", "69.2"]
+
+
+def test_the_networks_learn(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(example.SOLVER, "solver", Newton(1e-3, 20, jit_compile=False))
+    options = "--methods dcca dccae prox --trials 1 --tuning-epochs 3 --epochs 20 --seeds 0"
+    results = run(folder, tmp_path, *options.split())
+    assert list(results) == ["dcca", "dccae", "prox", "prox_at_test"]
+    for runs in results.values():
+        assert len(runs) == 1
+        assert np.mean(runs[0]) > 25.0  # without learning it is near 0
+    printed = capsys.readouterr().out
+    assert "ProxNet, trial 0" in printed
+    assert "correlation_before" in printed
+
+
+def test_no_german_word_is_on_both_sides_of_the_split():
+    words = np.array([f"e{i}" for i in range(300)]), np.array([f"d{i % 90}" for i in range(300)])
+    held = example.hold_out(words, seed=0)
+    assert 20 < held.sum() < 60
+    assert not set(words[1][held]) & set(words[1][~held])
+
+
+def test_reciprocal_rank():
+    first = np.eye(3)
+    assert example.reciprocal_rank(first, 5 * first) == pytest.approx(100.0)
+    second = np.array([[1.0, 0, 0], [0, 1.0, 0.5], [0, 1.0, 0]])  # the third is nearer to row 2
+    # From the first side the ranks are 1, 2, 2; from the second 1, 1, 2.
+    expected = 100 * np.mean([1, 1 / 2, 1 / 2, 1, 1, 1 / 2])
+    assert example.reciprocal_rank(first, second) == pytest.approx(expected)
+
+
+def test_normalisation_takes_the_moments_of_the_training_pairs(folder):
+    data = load_crosslingual(folder / "cross.npz")
+    views, evaluated = example.normalize(data)
+    for j in range(2):
+        np.testing.assert_allclose(views[j].mean(0), 0.0, atol=1e-5)
+        np.testing.assert_allclose(views[j].std(0), 1.0, atol=1e-5)
+        lengths = np.linalg.norm(data.vectors[j], axis=1, keepdims=True)
+        training = data.vectors[j] / lengths
+        own = data.eval_vectors[j][0] / np.linalg.norm(data.eval_vectors[j][0])
+        expected = (own - training.mean(0)) / training.std(0)
+        np.testing.assert_allclose(evaluated[j][0], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_words_with_their_translations():
+    codes = [np.full((4, 2), 7.0), np.full((4, 1), 9.0)]
+    eval_codes = [np.array([[1.0, 2], [3, 4]]), np.array([[10.0], [20], [30]])]
+    pairs = np.array([[0, 0], [0, 2], [1, 2]])
+    first, second = example.with_translations(codes, eval_codes, pairs)
+    np.testing.assert_array_equal(first, [[1, 2], [3, 4], [1, 2], [7, 7], [2, 3]])
+    np.testing.assert_array_equal(second, [[20], [30], [10], [20], [30]])
+
+
+def test_arguments_that_lack_the_data(capsys):
+    with pytest.raises(SystemExit):
+        example.parse(["--similarity", "folder", "--vectors", "en.vec", "de.vec"])
+    assert "--pairs and --dictionary" in capsys.readouterr().err

@@ -1,0 +1,113 @@
+"""`make benchmark`: what is measured in turn, and one table of all scripts."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.markdown import table_rows
+
+FOLDER = Path(__file__).parents[2] / "examples" / "benchmarks"
+
+GOOD = """
+import timing
+
+def benchmark():
+    print("a remark")
+    found = timing.Comparison(0.002, 0.004, 0.5, 0.25, 1.0)
+    return [timing.row("slow", found, "1e-9"), timing.row("fast", found, inverse=True)]
+"""
+PLAIN = """
+def main(arguments):
+    assert arguments == ["--quick"]
+    print("| its | table |")
+"""
+BAD = """
+def benchmark():
+    raise ValueError("no luck")
+"""
+ENDLESS = """
+import time
+
+def benchmark():
+    print("begun", flush=True)
+    time.sleep(60)
+"""
+
+
+def load(name, folder=FOLDER):
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def timing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timing", None)
+    return load("timing")
+
+
+def test_two_things_are_timed_in_turn(timing, monkeypatch):
+    now, calls = [0.0], []
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+
+    def call(name, lengths):
+        def function():
+            now[0] += lengths[sum(c == name for c in calls)]
+            calls.append(name)
+
+        return function
+
+    # The first calls, which trace, do not count.
+    found = timing.compare(call("a", [99, 1, 2, 3, 4, 5, 6, 7]), call("b", [99, *[2] * 7]))
+    assert calls == list("ababbaabbaabbaab")
+    assert (found.ours, found.reference) == (4.0, 2.0)
+    assert (found.ratio, found.least, found.largest) == (2.0, 0.5, 3.5)
+    with pytest.raises(ValueError, match="at least 7"):
+        timing.compare(None, None, repeats=6)
+
+
+def test_what_is_timed_is_waited_for(timing):
+    class Tensor:
+        def numpy(self):
+            done.append(self)
+
+    done, tensors = [], [Tensor() for _ in range(3)]
+    assert timing.seconds(lambda: [tensors[0], (tensors[1], None), tensors[2]]) >= 0.0
+    assert done == tensors
+
+
+def test_one_table_of_all_scripts(timing, tmp_path, monkeypatch, capfd):
+    sources = {"good": GOOD, "plain": PLAIN, "bad": BAD, "endless": ENDLESS}
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    for name in ("all", "timing"):
+        (tmp_path / f"{name}.py").write_text((FOLDER / f"{name}.py").read_text())
+    module = load("all", tmp_path)
+    limits, run = [], module.run
+
+    def limited(name, limit):
+        limits.append(limit)
+        return run(name, 10.0 if name == "endless" else 300.0)
+
+    monkeypatch.setattr(module, "run", limited)
+    assert module.main(["--minutes", "2", "--output", str(tmp_path / "out")]) == 2
+    assert limits[0] == pytest.approx(30.0, abs=2.0)
+    text = (tmp_path / "out" / "benchmark.md").read_text()
+    assert "bad failed (exit code 1): ValueError: no luck" in text
+    assert "endless was stopped after 10 s" in text and "begun" in text
+    rows = table_rows(text)
+    assert rows[1] == ["good", "slow", "2", "4", "0.5", "0.25 to 1", "1e-9"]
+    assert rows[2] == ["good", "fast", "2", "4", "2 x faster", "1 to 4", ""]
+    assert rows[3] == ["its", "table"]
+    assert "## good\n\na remark" in text
+    assert "| its | table |" in capfd.readouterr().out
+
+
+def test_the_scripts_are_those_of_the_folder(timing):
+    module = load("all")
+    assert {"operators", "prox_cca", "prox_lstm", "scaling"} <= set(module.scripts())
+    assert not {"all", "timing"} & set(module.scripts())

@@ -1,0 +1,311 @@
+"""Values and gradients of ProxCCA and ProxGCCA, against NumPy in float64."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from proxnet_tf import ProxCCA, ProxGCCA
+from proxnet_tf.solvers import LBFGS, Newton
+from tests.helpers.data import WORKED_X, WORKED_Y, shared_views
+from tests.layers.multiview.cases import CCA, EPSILON, PLAIN, TIGHT, Kind
+
+WORKED_Z = np.array(
+    [[0.72, 1.07], [-1.19, -1.08], [0.29, -2.09], [-0.34, 0.59], [0.76, 0.24], [-0.02, -0.11]]
+)
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", [PLAIN, LBFGS(jit_compile=False)], ids=["newton", "lbfgs"])
+@pytest.mark.parametrize("lam", [0.5, 2.0])
+def test_equals_the_full_problem(kind, solver, lam):
+    x = kind.joined(24, 1, "float64")
+    outputs = kind.layer(lam=lam, solver=solver, dtype="float64")(kind.parts(x), training=True)
+    np.testing.assert_allclose(np.concatenate(outputs, 1), kind.expected(x, lam), atol=2e-6)
+
+
+def test_worked_example_of_three_views():
+    views = [WORKED_X, WORKED_Y, WORKED_Z]
+    layer = ProxGCCA(2, lam=10.0, epsilon=1e-3, monitor=True, solver=PLAIN, dtype="float64")
+    moved = layer(views, training=True)
+    np.testing.assert_allclose(6 - layer.status["correlation_before"], 1.33838490, atol=1e-6)
+    np.testing.assert_allclose(6 - layer.status["correlation"], 0.31694006, atol=1e-6)
+    distance = sum(np.sum((p - x) ** 2) for p, x in zip(moved, views, strict=True))
+    value = 10.0 / 12 * distance + 6 - layer.status["correlation"]
+    np.testing.assert_allclose(value, 0.61730826, atol=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_two_views_without_ridge_equal_prox_cca(k):
+    views = CCA.views(24, 1, "float64")
+    options = dict(lam=20.0, epsilon=1e-9, solver=Newton(1e-10, jit_compile=False), dtype="float64")
+    two = ProxCCA(k, **options)(views, training=True)
+    general = ProxGCCA(k, **options)(views, training=True)
+    for a, b in zip(two, general, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(3, 4), (4, 3), (3, 3)])
+def test_num_components_none_is_the_smaller_width(sizes):
+    kind = Kind("cca", ProxCCA, sizes, None)
+    x = kind.joined(24, dtype="float64")
+    moved = kind.layer(lam=2.0, dtype="float64")(kind.parts(x), training=True)
+    np.testing.assert_allclose(np.concatenate(moved, 1), kind.expected(x, 2.0, 3), atol=2e-6)
+
+
+def test_fewer_components(kind):
+    x = kind.joined(24, 2, "float64")
+    layer = kind.layer(num_components=2, lam=2.0, split=kind.sizes, dtype="float64")
+    moved = layer(x, training=True).numpy()
+    np.testing.assert_allclose(moved, kind.expected(x, 2.0, 2), atol=2e-6)
+    assert np.abs(moved - kind.expected(x, 2.0)).max() > 1e-3
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 0.3])
+def test_ridge(kind, epsilon):
+    x = kind.joined(24, 5, "float64")
+    layer = kind.layer(lam=2.0, epsilon=epsilon, split=kind.sizes, dtype="float64")
+    expected = kind.expected(x, 2.0, epsilon=epsilon)
+    np.testing.assert_allclose(layer(x, training=True), expected, atol=3e-6)
+
+
+def test_halves_by_default():
+    kind = Kind("cca", ProxCCA, (3, 3), 3)
+    x = kind.joined(24, dtype="float64")
+    moved = kind.layer(lam=2.0, dtype="float64")(x, training=True)
+    np.testing.assert_allclose(moved, kind.expected(x, 2.0), atol=2e-6)
+
+
+def test_time_steps_count_as_rows(kind):
+    rows = kind.joined(24)
+    steps = kind.layer(lam=2.0)(kind.parts(rows.reshape(6, 4, -1)), training=True)
+    assert [s.shape for s in steps] == [(6, 4, size) for size in kind.sizes]
+    joined = np.concatenate(steps, 2).reshape(rows.shape)
+    np.testing.assert_allclose(joined, kind.expected(rows, 2.0), atol=2e-5)
+
+
+def test_two_views_stacked_in_one_tensor_are_a_batch_of_two_sequences():
+    # Documented: one tensor holds the views side by side, whatever its first axis counts.
+    kind = Kind("cca", ProxCCA, (3, 3), 3)
+    rows = kind.joined(24)
+    moved = kind.layer(lam=2.0)(rows.reshape(2, 12, 6), training=True)
+    expected = kind.expected(rows, 2.0).reshape(2, 12, 6)
+    np.testing.assert_allclose(moved, expected, atol=2e-5)
+    assert np.abs(moved - rows.reshape(2, 12, 6)).max() > 1e-2
+
+
+def test_is_deterministic_whatever_batch_came_before(kind):
+    layer, inputs = kind.layer(lam=0.3), kind.views(24)
+    first = layer(inputs, training=True)
+    layer(kind.views(24, seed=1), training=True)
+    again = layer(inputs, training=True)
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_lam_is_a_weight_read_at_every_call(kind):
+    layer, x = kind.layer(lam=1.0, split=kind.sizes), kind.joined(24)
+    run = tf.function(lambda x: layer(x, training=True))
+    assert [w.name for w in layer.weights] == ["lam"] and not layer.trainable_weights
+    for lam in (1.0, 0.5, 50.0):
+        layer.lam = lam
+        np.testing.assert_allclose(run(x), kind.expected(x, lam), atol=2e-5)
+
+
+@pytest.mark.parametrize("n", [1, 2, 6, 33])
+def test_dynamic_batch_size(kind, n):
+    layer = kind.layer(lam=2.0, split=kind.sizes)
+    signature = [tf.TensorSpec([None, sum(kind.sizes)], tf.float32)]
+    run = tf.function(lambda x: layer(x, training=True), input_signature=signature)
+    x = kind.joined(n)
+    moved = run(x).numpy()
+    if n in (2, 6):  # fewer rows than columns: the reference leaves the row spaces
+        np.testing.assert_allclose(moved, layer(x, training=True), atol=2e-5)
+        assert np.abs(moved - x).max() > 1e-2
+        for change, view in zip(kind.parts(moved - x), kind.parts(x), strict=True):
+            span = np.linalg.pinv(view - view.mean(0), rcond=1e-5) @ (view - view.mean(0))
+            np.testing.assert_allclose(change @ span, change, atol=1e-5)
+            np.testing.assert_allclose(change.mean(0), 0, atol=1e-5)
+    else:
+        np.testing.assert_allclose(moved, x if n == 1 else kind.expected(x, 2.0), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "policy, dtype, atol",
+    [
+        ("float32", "float32", 2e-5),
+        ("float64", "float64", 2e-6),
+        ("mixed_float16", "float16", 5e-3),
+        ("mixed_bfloat16", "bfloat16", 5e-2),
+    ],
+)
+def test_dtype_policies(kind, policy, dtype, atol):
+    x = kind.joined(24, dtype="float64")
+    layer = kind.layer(lam=2.0, dtype=policy, inference="moving", momentum=0.0)
+    for training in (True, False):  # with momentum 0 the moving map is that of the last batch
+        outputs = layer([tf.constant(v) for v in kind.parts(x)], training=training)
+        assert {keras.backend.standardize_dtype(o.dtype) for o in outputs} == {dtype}
+        joined = tf.cast(tf.concat(outputs, 1), tf.float64)
+        np.testing.assert_allclose(joined, kind.expected(x, 2.0), atol=atol, rtol=atol)
+    assert {w.dtype for w in layer.weights} == {"float64" if policy == "float64" else "float32"}
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "finite_difference"])
+@pytest.mark.parametrize("lam", [0.5, 2.0])
+def test_gradient_is_that_of_the_full_problem(kind, gradient, lam):
+    x = kind.joined(14, 2, "float64")
+    cotangent = np.random.default_rng(3).normal(size=x.shape)
+    layer = kind.layer(lam=lam, solver=TIGHT, gradient=gradient, split=kind.sizes, dtype="float64")
+    variable = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(variable)
+        moved = layer(variable, training=True)
+    slope = tape.gradient(moved, variable, tf.constant(cotangent))
+    expected = kind.expected_gradient(x, cotangent, lam)
+    # The paper's step is large: its gradient is good to about 1e-3.
+    atol = 1e-5 if gradient == "implicit" else 3e-2
+    np.testing.assert_allclose(slope, expected, atol=atol)
+
+
+def test_gradient_of_a_layer_before_it_is_float32(kind):
+    dense = keras.layers.Dense(sum(kind.sizes))
+    x = np.random.default_rng(2).normal(size=(24, 5)).astype("float32")
+    layer = kind.layer(lam=0.5, split=kind.sizes, solver=TIGHT)
+    with tf.GradientTape() as tape:
+        value = tf.reduce_sum(layer(dense(x), training=True) ** 3)
+    kernel, bias = tape.gradient(value, dense.trainable_variables)
+    assert kernel.dtype == bias.dtype == tf.float32
+    # Moving every row by the bias moves every output by it.
+    output = layer(dense(x), training=True).numpy()
+    np.testing.assert_allclose(bias, (3 * output**2).sum(0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("lam", [0.1, 1.0, 10.0])
+def test_compiling_the_solver_changes_nothing_but_rounding(kind, lam):
+    def run(jit):
+        layer = kind.layer(lam=lam, solver=Newton(jit_compile=jit))
+        x = [tf.constant(v) for v in kind.views(24)]
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = sum(tf.reduce_sum(o**3) for o in layer(x, training=True))
+        return [value, *tape.gradient(value, x)]
+
+    for with_xla, without in zip(run(True), run(False), strict=True):
+        np.testing.assert_allclose(with_xla, without, rtol=2e-5, atol=2e-5)
+
+
+def test_a_step_in_a_function_that_xla_compiles_whole():
+    # Keras leaves XLA out of a model with the layer; a user's own step may compile it.
+    kind, layer = CCA, CCA.layer(lam=2.0, split=CCA.sizes)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            moved = layer(x, training=True)
+            value = tf.reduce_sum(moved**3)
+        return moved, tape.gradient(value, x)
+
+    x = tf.constant(kind.joined(24))
+    for compiled, plain in zip(tf.function(step, jit_compile=True)(x), step(x), strict=True):
+        np.testing.assert_allclose(compiled, plain, rtol=2e-5, atol=2e-5)
+
+
+def test_second_derivative_is_refused(kind):
+    layer, x = kind.layer(split=kind.sizes), tf.constant(kind.joined(12))
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            value = tf.reduce_sum(layer(x, training=True) ** 3)
+        slope = tf.reduce_sum(inner.gradient(value, x) ** 2)
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        outer.gradient(slope, x)
+
+
+# --- edges ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["batch of 1", "constant batch"])
+def test_nothing_to_correlate_passes_unchanged(kind, case):
+    x = kind.joined(1)
+    x = np.repeat(x, 5, axis=0) if case == "constant batch" else x
+    cotangent = np.random.default_rng(6).normal(size=x.shape).astype("float32")
+    layer, variable = kind.layer(monitor=True, split=kind.sizes), tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(variable)
+        output = layer(variable, training=True)
+    np.testing.assert_allclose(output, x, atol=1e-6)
+    gradient = tape.gradient(output, variable, tf.constant(cotangent))
+    np.testing.assert_allclose(gradient, cotangent, atol=1e-6)
+    names = ("correlation_before", "correlation", "residual", "unsolved", "backward_unsolved")
+    assert [layer.status[name] for name in names] == [0.0] * 5
+
+
+def test_constant_and_duplicated_columns(kind):
+    # Without the ridge the others move as if they were alone.
+    x = kind.joined(24, 4, "float64")
+    x[:, 0] = 3.0
+    x[:, 4] = x[:, 3]
+    options = dict(lam=2.0, num_components=2, dtype="float64", split=kind.sizes)
+    moved = kind.layer(**options)(x, training=True).numpy()
+    np.testing.assert_array_equal(moved[:, 0], x[:, 0])
+    np.testing.assert_allclose(moved[:, 4], moved[:, 3], atol=1e-9)
+    assert np.abs(moved - x)[:, 1:].max(0).min() > 1e-3
+
+
+@pytest.mark.parametrize("rows", [4096, 4100])
+def test_units_of_a_column_play_no_part_in_its_rank(rows):
+    # One column of each view is 2,000 times smaller than its neighbour, and all that correlates.
+    rng = np.random.default_rng(7)
+    shared = rng.normal(size=(rows, 1))
+    x = np.concatenate([shared, np.zeros((rows, 1)), shared, np.zeros((rows, 1))], 1)
+    x += rng.normal(size=(rows, 4))
+    units = np.array([1 / 2000, 1.0, 1 / 2000, 1.0])
+    moves = []
+    for dtype in ("float32", "float64"):
+        layer = ProxCCA(1, lam=4e7, epsilon=0.0, solver=PLAIN, dtype=dtype)
+        moves.append((layer(x * units, training=True).numpy() - x * units) / units)
+    assert np.abs(moves[0])[:, [0, 2]].max(0).min() > 0.1
+    np.testing.assert_allclose(*moves, atol=2e-4)
+
+
+def test_monitored_correlation_of_columns_in_different_units():
+    rng = np.random.default_rng(8)
+    s = rng.uniform(size=300)
+    views = [np.c_[1e8 * rng.normal(size=300), s], np.c_[s, rng.normal(size=300)]]
+    layer = ProxCCA(1, epsilon=0.0, monitor=True, dtype="float64", solver=PLAIN)
+    layer(views)
+    np.testing.assert_allclose(layer.status["correlation_before"], 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("inference", ["identity", "batch", "moving"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.filterwarnings("ignore:.*unsolved")
+def test_a_row_that_is_not_finite_gives_nan(kind, bad, inference):
+    views = kind.views(24)
+    views[0][3, 1] = bad
+    layer = kind.layer(inference=inference, monitor=True)
+    run = tf.function(lambda inputs: layer(inputs, training=True))
+    outputs = run([tf.constant(v) for v in views])
+    assert all(np.isnan(o).all() for o in outputs)
+    good = run([tf.constant(v) for v in kind.views(24)])
+    assert all(np.isfinite(o).all() for o in good)
+
+
+def test_gradient_of_float32_agrees_with_float64(kind):
+    x = shared_views(40, kind.sizes, 9)
+    cotangent = np.random.default_rng(10).normal(size=x.shape)
+    slopes = []
+    for dtype in ("float32", "float64"):
+        layer = kind.layer(lam=2.0, epsilon=EPSILON, split=kind.sizes, dtype=dtype)
+        variable = tf.constant(x, dtype)
+        with tf.GradientTape() as tape:
+            tape.watch(variable)
+            moved = layer(variable, training=True)
+        slopes.append(tape.gradient(moved, variable, tf.constant(cotangent, dtype)))
+    np.testing.assert_allclose(*slopes, atol=2e-5)

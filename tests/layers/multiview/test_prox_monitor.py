@@ -1,0 +1,107 @@
+"""Whether the maps and their gradients were solved, as the layers tell it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from proxnet_tf.solvers import Newton
+from tests.layers.multiview.cases import CCA, GCCA
+
+STOPPED = Newton(max_iterations=1, jit_compile=False)
+NAMES = (
+    "backward_residual",
+    "backward_unsolved",
+    "correlation",
+    "correlation_before",
+    "iterations",
+    "residual",
+    "unsolved",
+)
+
+
+@pytest.mark.parametrize("inference", ["identity", "batch", "moving"])
+def test_correlations_are_means_over_the_batches(kind, inference):
+    x, width = kind.joined(48), sum(kind.sizes)
+    layer = kind.layer(lam=2.0, inference=inference, momentum=0.0, monitor=True, split=kind.sizes)
+    model = keras.Sequential([keras.Input((width,)), layer, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    options = dict(batch_size=24, verbose=0)
+    history = model.fit(x, np.zeros((48, 1)), epochs=2, shuffle=False, **options).history
+    batches = [x[:24], x[24:]]
+    before = np.mean([kind.correlation(b) for b in batches])
+    after = np.mean([kind.correlation(kind.expected(b, 2.0)) for b in batches])
+    # The layer sees the same batches in both epochs: it comes first.
+    np.testing.assert_allclose(history["correlation_before"], [before] * 2, rtol=1e-5)
+    np.testing.assert_allclose(history["correlation"], [after] * 2, rtol=1e-5)
+    assert after > before + 0.1
+    assert np.less_equal(history["residual"], layer.solver.tolerance).all()
+    assert np.greater(history["iterations"], 1).all()
+
+    logs = model.evaluate(x, np.zeros((48, 1)), return_dict=True, **options)
+    if inference == "moving":
+        mean, matrix = layer.moving_mean.numpy(), layer.moving_map.numpy()
+        np.testing.assert_allclose(mean, x[24:].mean(0), atol=1e-5)
+        mapped = [mean + (b - mean) @ matrix for b in batches]
+        after = np.mean([kind.correlation(b) for b in mapped])
+    elif inference == "identity":
+        after = before
+    np.testing.assert_allclose(logs["correlation_before"], before, rtol=1e-5)
+    np.testing.assert_allclose(logs["correlation"], after, rtol=1e-5)
+    assert (logs["iterations"] > 0) == (inference == "batch")
+
+
+def test_an_unsolved_map_and_gradient_show_in_the_logs_of_fit(kind):
+    """Stopped at its first point the solver is where the system of the gradient is indefinite."""
+    keras.utils.set_random_seed(0)
+    inputs = [keras.Input((d,)) for d in kind.sizes]
+    codes = [keras.layers.Dense(d)(x) for d, x in zip(kind.sizes, inputs, strict=True)]
+    moved = [
+        *kind.layer(lam=0.05, solver=STOPPED, monitor="stopped")(codes),
+        *kind.layer(lam=2.0, monitor="solved")(codes),
+    ]
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(moved)))
+    model.compile("sgd", "mse")
+    history = model.fit(kind.views(24), np.zeros((24, 1)), batch_size=12, verbose=0).history
+    logs = {name: values[0] for name, values in history.items()}
+    both = {f"{prefix}_{name}" for prefix in ("stopped", "solved") for name in NAMES}
+    assert set(logs) == both | {"loss"}
+    assert logs["stopped_unsolved"] == logs["stopped_backward_unsolved"] == 1.0
+    assert logs["stopped_residual"] > 1e-3 and logs["stopped_iterations"] == 1.0
+    assert logs["stopped_backward_residual"] > 1e-3
+    assert logs["stopped_correlation"] == logs["stopped_correlation_before"]
+    assert logs["solved_unsolved"] == logs["solved_backward_unsolved"] == 0.0
+    assert 0.0 < logs["solved_residual"] <= 1e-8
+    assert 0.0 < logs["solved_backward_residual"] <= 1e-6
+    assert logs["solved_correlation"] > logs["solved_correlation_before"]
+
+
+def test_two_kinds_in_one_model_with_prefixes():
+    inputs = [keras.Input((d,)) for d in GCCA.sizes]
+    first = CCA.layer(lam=2.0, monitor="two", inference="batch")(inputs[:2])
+    second = GCCA.layer(lam=2.0, monitor="three", inference="batch")([*first, inputs[2]])
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(second)))
+    model.compile("sgd", "mse")
+    x = GCCA.joined(24)
+    logs = model.evaluate(GCCA.parts(x), np.zeros((24, 1)), verbose=0, return_dict=True)
+    moved = CCA.expected(x[:, :7], 2.0)
+    np.testing.assert_allclose(logs["two_correlation"], CCA.correlation(moved), rtol=1e-4)
+    moved = np.concatenate([moved, x[:, 7:]], 1)
+    np.testing.assert_allclose(logs["three_correlation_before"], GCCA.correlation(moved), rtol=1e-4)
+
+
+def test_without_a_monitor_an_eager_call_warns_once_and_tells_its_status(kind):
+    layer, views = kind.layer(lam=0.05, solver=STOPPED), [tf.constant(v) for v in kind.views(24)]
+    assert layer.metrics == [] and layer.status == {}
+    with pytest.warns(UserWarning, match=rf"{layer.name}.*left 100% of its proximal problems"):
+        outputs = layer(views, training=True)
+    assert all(np.isfinite(o).all() for o in outputs)
+    assert layer.status["residual"] > 1e-3 and layer.status["unsolved"] == 1.0
+    layer(views, training=True)  # warnings are errors in these tests: no second one
+    solved = kind.layer(lam=2.0)
+    with tf.GradientTape() as tape:
+        tape.watch(views)
+        value = sum(tf.reduce_sum(o**2) for o in solved(views, training=True))
+    tape.gradient(value, views)
+    assert solved.status["unsolved"] == solved.status["backward_unsolved"] == 0.0
+    assert solved.status["iterations"] > 1

@@ -1,0 +1,19 @@
+"""The models on two devices against one."""
+
+import pytest
+
+from tests.helpers.mirrored_models import MODELS
+from tests.test_distribution import result_of, start
+
+
+@pytest.fixture(scope="module")
+def mirrored():
+    return result_of(start("tests.helpers.mirrored_models"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fit_under_a_strategy_equals_one_device(mirrored, name):
+    found = mirrored[name]
+    assert found["moved"] > 1e-3
+    assert found["loss"] < 1e-5
+    assert found["weights"] < 1e-5

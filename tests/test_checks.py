@@ -1,0 +1,214 @@
+import copy
+import math
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from proxnet_tf import (
+    Prox,
+    ProxCCA,
+    ProxDropout,
+    ProxGCCA,
+    ProxKernelFeatures,
+    ProxLSTM,
+    ProxLSTMCell,
+    ProxRNNCell,
+)
+from proxnet_tf.checks import LamWeight, lam_of
+from proxnet_tf.solvers import Newton
+
+REFUSED = r"`lam` must be a finite number > 0\. Received: lam="
+RNG = np.random.default_rng(0)
+ROWS = RNG.normal(size=(6, 4)).astype("float32")
+VIEWS = [ROWS, RNG.normal(size=(6, 3)).astype("float32")]
+STEPS = RNG.normal(size=(3, 5, 4)).astype("float32")
+
+
+@keras.saving.register_keras_serializable(package="tests")
+def quartic(z):
+    return tf.reduce_sum(z**4, -1)
+
+
+def kernel_features():
+    return ProxKernelFeatures(
+        "gaussian", landmarks=ROWS[:3], kernel_options={"length_scale": 1.0}, lam=0.5
+    )
+
+
+def prox_rnn():
+    return keras.layers.RNN(ProxRNNCell(keras.layers.GRUCell(2), lam=0.5))
+
+
+# A layer, its inputs and the place of `lam` in it.
+LAYERS = {
+    "l1": (lambda: Prox("l1", lam=0.5), ROWS),
+    "simplex": (lambda: Prox("simplex", lam=0.5), ROWS),
+    "l_inf": (lambda: Prox("l_inf", lam=0.5), ROWS),
+    "solved": (lambda: Prox(quartic, lam=0.5), ROWS),
+    "dropout": (lambda: ProxDropout(lam=0.5), ROWS),
+    "kernels": (kernel_features, ROWS),
+    "cca": (
+        lambda: ProxCCA(
+            2, lam=0.5, inference="moving", momentum=0.5, solver=Newton(jit_compile=False)
+        ),
+        VIEWS,
+    ),
+    "gcca": (lambda: ProxGCCA(2, lam=0.5, solver=Newton(jit_compile=False)), VIEWS),
+    "lstm": (lambda: ProxLSTM(2, lam=0.5, jit_compile=False), STEPS),
+    "lstm cell": (lambda: keras.layers.RNN(ProxLSTMCell(2, lam=0.5)), STEPS),
+    "any cell": (prox_rnn, STEPS),
+}
+OWNER = {"lstm cell": lambda layer: layer.cell, "any cell": lambda layer: layer.cell}
+
+
+@pytest.fixture(params=LAYERS)
+def case(request):
+    """The layer, what holds its `lam`, the inputs."""
+    make, inputs = LAYERS[request.param]
+    layer = make()
+    return layer, OWNER.get(request.param, lambda layer: layer)(layer), inputs
+
+
+def outputs(layer, inputs):
+    return [np.asarray(part) for part in tf.nest.flatten(layer(inputs, training=True))]
+
+
+def test_setting_lam_assigns(case):
+    layer, owner, inputs = case
+    weight = owner.lam
+    assert isinstance(weight, LamWeight)
+    before = outputs(layer, inputs)
+    for value in (0.05, np.float32(0.05), tf.constant(0.05), keras.Variable(0.05)):
+        owner.lam = 0.5
+        owner.lam = value
+        assert owner.lam is weight
+        assert float(weight) == np.float32(0.05)
+    owner.lam *= 2.0
+    assert float(weight) == np.float32(0.1)
+    assert [v.name for v in layer.non_trainable_weights].count("lam") == 1
+    assert type(owner).from_config(owner.get_config()).lam.numpy() == np.float32(0.5)
+    after = outputs(layer, inputs)
+    moved = max(np.abs(a - b).max() for a, b in zip(after, before, strict=True))
+    is_projection = isinstance(layer, Prox) and getattr(layer.regularizer, "is_set", False)
+    assert moved == 0.0 if is_projection else moved > 1e-4
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, 1e-50, 1e39, np.float64(-1)])
+def test_lam_outside_its_range_is_refused(value):
+    layer = Prox("l1", lam=0.5)
+    with pytest.raises(ValueError, match=REFUSED):
+        layer.lam = value
+    with pytest.raises(ValueError, match=REFUSED):
+        layer.lam.assign(value)
+    with pytest.raises(ValueError, match=REFUSED):
+        layer.lam.assign_sub(0.5)
+    with pytest.raises(ValueError, match=REFUSED):
+        layer.set_weights([np.float64(value)])
+    with pytest.raises(ValueError, match=REFUSED):
+        Prox("l1", lam=value)
+    assert float(layer.lam) == 0.5
+
+
+def test_constants_in_a_graph_are_refused():
+    layer = Prox("l1", lam=0.5)
+
+    @tf.function
+    def assign():
+        layer.lam = tf.constant(-1.0)
+
+    with pytest.raises(ValueError, match="`lam` must be a finite number > 0"):
+        assign()
+
+
+def test_lam_in_float64_keeps_its_digits():
+    layer = Prox("l1", lam=0.1, dtype="float64")
+    assert layer.lam.numpy() == 0.1
+    layer.lam = 1e-50
+    assert layer.lam.numpy() == 1e-50
+
+
+def test_what_a_graph_assigns_shows_as_nan(case):
+    layer, owner, inputs = case
+    outputs(layer, inputs)
+    state = layer.get_weights()
+
+    @tf.function
+    def call(value):
+        owner.lam.assign(value)
+        return layer(inputs, training=True)
+
+    for value in (0.0, -1.0, math.nan, math.inf):
+        for part in tf.nest.flatten(call(tf.constant(value))):
+            assert np.isnan(part).all()
+    assert all(np.isfinite(part).all() for part in tf.nest.flatten(call(tf.constant(0.5))))
+    for weight, value in zip(layer.weights, state, strict=True):
+        assert np.isfinite(weight.numpy()).all(), weight.path  # moving averages stay good
+        if weight.name != "moving_map" and weight.name != "moving_mean":
+            np.testing.assert_array_equal(weight.numpy(), value)
+
+
+def test_lam_of():
+    layer = Prox("l1", lam=2.0)
+    assert lam_of(layer, "float32").numpy() == 2.0
+    layer.lam.value.assign(-2.0)
+    assert np.isnan(lam_of(layer, tf.float64).numpy())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_two_of_a_kind_have_weights_of_their_own_paths(name, tmp_path):
+    make, inputs = LAYERS[name]
+    symbolic = tf.nest.map_structure(lambda x: keras.Input(x.shape[1:]), inputs)
+    layers = make(), make()
+    made = tf.nest.flatten([layer(symbolic) for layer in layers])
+    model = keras.Model(symbolic, made)
+    model.compile("sgd", "mse")
+    for k, layer in enumerate(layers):
+        OWNER.get(name, lambda layer: layer)(layer).lam = k + 1.0
+    tree = model.get_state_tree("numpy_array")["non_trainable_variables"]
+    assert {1.0, 2.0} <= {float(x) for x in tf.nest.flatten(tree) if np.ndim(x) == 0}
+    model.save(tmp_path / "model.keras")
+    twin = keras.saving.load_model(tmp_path / "model.keras")
+    for ours, theirs in zip(model.weights, twin.weights, strict=True):
+        assert ours.name == theirs.name
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+def test_both_directions():
+    model = keras.Sequential(
+        [
+            keras.Input((5, 4)),
+            keras.layers.Bidirectional(ProxLSTM(2, return_sequences=True)),
+            keras.layers.Bidirectional(ProxLSTM(2)),
+        ]
+    )
+    paths = [v.path for v in model.weights if v.name == "lam"]
+    assert len(set(paths)) == 4
+    assert all("bidirectional" in path and path.endswith("prox_lstm_cell/lam") for path in paths)
+    model.compile("sgd", "mse")
+    model.get_state_tree()
+
+
+def test_inside_a_subclassed_model():
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__(name="mine")
+            self.parts = [Prox("l1", name="left"), Prox("l1", name="right")]
+
+        def call(self, x):
+            return self.parts[0](x) + self.parts[1](x)
+
+    model = Model()
+    assert [v.path for v in model.weights] == ["left/lam", "right/lam"]
+    model(ROWS)
+    assert [v.path for v in model.weights] == ["mine/left/lam", "mine/right/lam"]
+
+
+def test_copies_are_of_their_own():
+    layer = Prox("l1", lam=0.5)
+    layer(ROWS)
+    twin = copy.deepcopy(layer)
+    twin.lam = 3.0
+    assert (float(layer.lam), float(twin.lam)) == (0.5, 3.0)
+    assert twin.lam._layer is twin

@@ -31,7 +31,12 @@ class Functionals(NamedTuple):
 
 
 def gradient_flatness(points: tf.Tensor, weight: float = 1.0) -> Functionals:
-    """R(f) = weight/2 sum_i ||grad f(x_i)||^2: z_i = sqrt(weight) dk(x_i, .)/dx_i."""
+    """R(f) = weight/2 sum_i ||grad f(x_i)||^2: z_i = sqrt(weight) dk(x_i, .)/dx_i.
+
+    Example:
+        >>> gradient_flatness(np.zeros((3, 2))).derivative
+        True
+    """
     points = tf.convert_to_tensor(points)
     root = np.sqrt(weight) * tf.eye(points.shape[0] * points.shape[1], dtype=points.dtype)
     return Functionals(points, True, None if weight == 1.0 else root)
@@ -52,7 +57,12 @@ def graph_laplacian(
 
 
 def neighbor_adjacency(points: np.ndarray, num_neighbors: int = 5) -> np.ndarray:
-    """Symmetric 0/1 adjacency that links every point with its `num_neighbors` nearest ones."""
+    """Symmetric 0/1 adjacency that links every point with its `num_neighbors` nearest ones.
+
+    Example:
+        >>> neighbor_adjacency(np.array([[0.0], [1.0], [3.0]]), 1).tolist()
+        [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+    """
     points = np.asarray(points, "float64")
     distances = ((points[:, np.newaxis] - points[np.newaxis]) ** 2).sum(axis=-1)
     np.fill_diagonal(distances, np.inf)
@@ -170,6 +180,10 @@ def inverse_square_root(matrix: tf.Tensor, threshold: float = 1e-12) -> tf.Tenso
     """Pseudo-inverse square root of a symmetric positive semidefinite matrix.
 
     Eigenvalues below `threshold` times the largest count as 0.
+
+    Example:
+        >>> inverse_square_root(tf.constant([[4.0, 0.0], [0.0, 0.0]])).numpy().tolist()
+        [[0.5, 0.0], [0.0, 0.0]]
     """
     values, vectors = tf.linalg.eigh(matrix)
     kept = values > threshold * values[-1]

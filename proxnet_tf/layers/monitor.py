@@ -89,6 +89,9 @@ class Monitor:
         }
         with keras.name_scope(layer.name):  # paths of their own, for two layers of one model
             self.metrics = {name: kind(name=prefix + name) for name, kind in kinds.items()}
+        for metric in self.metrics.values():
+            for variable in metric.variables:  # or mixed precision would halve what they add up
+                variable._autocast = False
         # Keras tracks metrics that are attributes of a layer.
         layer._monitored = dict(self.metrics)
 

@@ -109,54 +109,54 @@ def policy(dtype):
 # For the files of tests that name their layers themselves; the registry's need neither.
 
 
-def check_config(thing):
-    """Every constructor argument is in the config, which survives JSON."""
-    config = thing.get_config()
-    missing = set(constructor_arguments(type(thing))) - set(config)
-    assert not missing, f"missing from get_config(): {missing}"
-    same_config(type(thing).from_config(json.loads(json.dumps(config))), thing)
-    serialized = json.loads(json.dumps(keras.saving.serialize_keras_object(thing)))
-    same_config(keras.saving.deserialize_keras_object(serialized), thing)
+def check_config(layer, allow_default=()):
+    """Every constructor argument is in the config, differs from its default, survives JSON."""
+    config = layer.get_config()
+    for name, default in constructor_arguments(type(layer)).items():
+        assert name in config, f"{name} is missing from get_config()"
+        if name not in allow_default:
+            assert config[name] != default, f"give {name} a value other than its default here"
+    restored = type(layer).from_config(json.loads(json.dumps(config)))
+    assert restored.get_config() == config
+    return restored
 
 
-def map_inputs(function, inputs):
-    """The same structure with `function` of each array."""
-    return [function(x) for x in inputs] if isinstance(inputs, list) else function(inputs)
+def check_layer(layer, inputs, tmp_path, *, training=None, atol=1e-5, allow_default=(), fit=True):
+    """Config, JSON, `.keras` file, symbolic = eager = `tf.function`, `fit`, mixed precision.
 
+    `layer`: made with NON-default arguments (but those named in `allow_default`); `inputs`: one
+    float32 array or a list of them, batch first; `training`: the mode of the compared outputs.
+    """
+    check_config(layer, allow_default)
+    call = {} if training is None else {"training": training}
+    symbolic = tf.nest.map_structure(lambda x: keras.Input(x.shape[1:], dtype="float32"), inputs)
+    outputs = layer(symbolic, **call)
+    model = keras.Model(symbolic, outputs)
+    eager = layer(inputs, **call)
+    for spec, value in zip(tf.nest.flatten(outputs), flat(eager), strict=True):
+        assert spec.shape[0] is None
+        assert tuple(spec.shape[1:]) == value.shape[1:]
+        assert keras.backend.standardize_dtype(spec.dtype) == value.dtype
+        assert np.isfinite(value).all()
+    assert_same(tf.function(lambda x: layer(x, **call))(inputs), eager, atol)
+    assert_same(model(inputs), eager, atol)
 
-def symbolic(inputs):
-    """A `keras.Input` for each array."""
-    return map_inputs(lambda x: keras.Input(x.shape[1:], dtype="float32"), inputs)
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    reloaded = keras.saving.load_model(path)
+    assert_same(reloaded(inputs), eager, atol)
 
+    if fit:
+        heads = [keras.layers.Dense(1)(keras.layers.Flatten()(o)) for o in tf.nest.flatten(outputs)]
+        head = heads[0] if len(heads) == 1 else keras.layers.Add()(heads)
+        trained = keras.Model(symbolic, head)
+        trained.compile("sgd", "mse")
+        batch = len(flat(inputs)[0])
+        history = trained.fit(inputs, np.zeros((batch, 1), "float32"), epochs=1, verbose=0)
+        assert np.isfinite(history.history["loss"]).all()
 
-def head(outputs, dtype=None):
-    """One number for each example, of outputs of any structure."""
-    dense = [
-        keras.layers.Dense(1, dtype=dtype)(keras.layers.Flatten(dtype=dtype)(o))
-        for o in tf.nest.flatten(outputs)
-    ]
-    return dense[0] if len(dense) == 1 else keras.layers.Add(dtype=dtype)(dense)
-
-
-def randomize(layer, seed=1):
-    """Random trainable weights: initializers like zeros would hide permuted ones."""
-    rng = np.random.default_rng(seed)
-    for weight in layer.trainable_variables:
-        weight.assign(0.6 * rng.normal(size=weight.shape))
-    return layer
-
-
-def length(inputs):
-    """The number of examples."""
-    return len(inputs[0] if isinstance(inputs, list) else inputs)
-
-
-@contextlib.contextmanager
-def policy(dtype):
-    """The default policy of what is made inside."""
-    usual = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(dtype)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(usual)
+    config = layer.get_config() | {"dtype": "mixed_float16"}
+    half = type(layer).from_config(config)
+    for value in flat(half(inputs, **call)):
+        assert value.dtype == np.float16
+        assert np.isfinite(value).all()

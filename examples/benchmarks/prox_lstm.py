@@ -100,7 +100,7 @@ def errors(layer, name, inputs, run):
     make, plain = LAYERS[name]
     if plain is None:
         return "", ""
-    exact = make(layer.cell.output_size, dtype="float64", solver="cholesky", jit_compile=False)
+    exact = make(layer.cell.output_size, dtype="float64", solver="cholesky")
     exact.build(inputs.shape)
     for ours, theirs in zip(exact.trainable_variables, layer.trainable_variables, strict=True):
         ours.assign(tf.cast(theirs, "float64"))

@@ -39,9 +39,9 @@ class ProxLSTM(HasLam, keras.layers.RNN):
         tolerance: Positive float or `None`, see `ProxLSTMCell`.
         max_iterations: Positive integer or `None`, see `ProxLSTMCell`.
         jit_compile: `True`, `False` or `"auto"`. Whether XLA compiles the loop over time, also
-            where the model around it is not compiled so: about twice as fast, but the first training
-            step of every new shape of the input takes some seconds longer (two to four; on a busy
-            machine ten or more). The last, smaller batch of an epoch is a new shape: drop it or
+            where the model around it is not compiled so: about twice as fast, but the first
+            training step of every new shape of the input takes some seconds longer (two to four;
+            on a busy machine ten or more). The last, smaller batch of an epoch is a new shape: drop it or
             fill it up. Layers of equal sizes and options, such as the two of `Bidirectional`,
             share what is compiled. `"auto"`: in graphs, if the number of time steps is fixed.
             Use `False` for a first epoch without delay, or to convert the layer for a runtime

@@ -1,7 +1,7 @@
 """Uses proxnet_tf as it is installed, without the checkout; run with `python -I`.
 
-    python -I use_wheel.py             # the installed package
-    python -I use_wheel.py FOLDER      # an unpacked wheel, before what is installed
+python -I use_wheel.py             # the installed package
+python -I use_wheel.py FOLDER      # an unpacked wheel, before what is installed
 """
 
 import importlib
@@ -12,11 +12,11 @@ from pathlib import Path
 
 sys.path[:0] = sys.argv[1:]
 
-import keras
-import numpy as np
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
 
-import proxnet_tf
-from proxnet_tf.datasets import load_japanese_vowels, load_multiple_features
+import proxnet_tf  # noqa: E402
+from proxnet_tf.datasets import load_japanese_vowels, load_multiple_features  # noqa: E402
 
 root = Path(proxnet_tf.__file__).parent
 assert not (root.parent / "pyproject.toml").exists(), f"{root} is the checkout"

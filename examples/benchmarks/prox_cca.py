@@ -1,6 +1,6 @@
 """ProxCCA against the published way of computing it: time, accuracy, cost in n, memory, import.
 
-    python examples/benchmarks/prox_cca.py [--repeats 7] [--quick]
+    python examples/benchmarks/prox_cca.py [--repeats 7] [--quick] [--rows]
 
 Beside the layer runs, in the same process and written here on its own, the published
 computation: SciPy's L-BFGS-B with its defaults over all 2 n d entries; one solve forward, two
@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import scipy.optimize
 import tensorflow as tf
+import timing
 
 from proxnet_tf import ProxCCA, ProxGCCA
 from proxnet_tf.solvers import Newton
@@ -137,6 +138,97 @@ def compare(n, d, lams, signal, repeats):
     )
 
 
+# --- rows of the table of all.py ------------------------------------------------------------
+
+
+def report_of(lam, x, tolerance=1e-8):
+    """Evaluations and residual of a solve."""
+    layer = ProxCCA(lam=lam, epsilon=EPSILON, solver=Newton(tolerance), monitor=True)
+    layer(x, training=True)
+    logs = {m.name: float(m.result()) for m in layer.metrics}
+    return f"residual {logs['residual']:.1e} in {logs['iterations']:.0f} evaluations"
+
+
+def against_published(n, d, lam, repeats=7):
+    """A step beside the published computation, in turn."""
+    h = side_by_side(*views(n, d, d))
+    g = np.random.default_rng(1).normal(size=h.shape).astype("float32").astype("float64")
+    single = [tf.constant(v, tf.float32) for v in (h, g)]
+    step = step_of(ProxCCA(lam=lam, epsilon=EPSILON))
+    found = timing.compare(
+        lambda: step(*single),
+        lambda: (published_forward(h, d, lam), published_backward(h, g, d, lam)),
+        repeats,
+    )
+    exact = step_of(ProxCCA(lam=lam, epsilon=EPSILON, solver=Newton(1e-12), dtype="float64"))
+    reference = exact(*(tf.constant(v) for v in (h, g)))[1].numpy()
+    wrong = error(step(*single)[1].numpy(), reference)
+    accuracy = f"{report_of(lam, single[0])}, gradient off by {wrong:.1e}"
+    return timing.row(f"ProxCCA, n = {n}, d = {d}, lam = {lam:g}", found, accuracy, True), found
+
+
+def alone(case, function, accuracy="", repeats=7):
+    """A row without a reference: median of the times, least to largest."""
+    function()
+    times = sorted(timing.seconds(function) for _ in range(repeats))
+    spread = f"{1e3 * times[0]:.3g} to {1e3 * times[-1]:.3g} ms"
+    return (case, f"{1e3 * np.median(times):.4g}", "", "", spread, accuracy)
+
+
+def wide(n, d, signal, lam, tolerance):
+    """A step of wide views."""
+    x = tf.constant(side_by_side(*views(n, d, signal)), tf.float32)
+    g = tf.random.stateless_normal(x.shape, (0, 1))
+    step = step_of(ProxCCA(lam=lam, epsilon=EPSILON, solver=Newton(tolerance)))
+    case = f"ProxCCA, n = {n}, D = {2 * d}, {signal} latent, lam = {lam:g}, tolerance {tolerance:g}"
+    return alone(case, lambda: step(x, g), report_of(lam, x, tolerance))
+
+
+def first_steps():
+    """Runs in a process of its own: first steps of layers whose sizes are new, and known."""
+    x, g = tf.constant(side_by_side(*views(100, 10, 10)), tf.float32), tf.ones((100, 20))
+    for lam, epsilon in ((1.0, 1e-4), *((1.0 + i, 1e-4 + 1e-5 * i) for i in range(1, 8))):
+        step = step_of(ProxCCA(lam=lam, epsilon=epsilon))
+        print(timing.seconds(lambda step=step: step(x, g)))
+
+
+def first_step_rows(processes=3):
+    """Medians over processes: trace and compile anew, and with another lam and epsilon."""
+    runs = []
+    for _ in range(processes):
+        command = [sys.executable, __file__, "--first"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        runs.append([float(line) for line in done.stdout.split()])
+    anew, again = np.array(runs)[:, 0], np.array(runs)[:, 1:].ravel()
+    return [
+        (
+            case,
+            f"{1e3 * np.median(t):.4g}",
+            "",
+            "",
+            f"{1e3 * t.min():.4g} to {1e3 * t.max():.4g} ms",
+            "",
+        )
+        for case, t in (
+            ("first step of ProxCCA in a process, d = 10", anew),
+            ("first step with another lam and epsilon, d = 10", again),
+        )
+    ]
+
+
+def benchmark():
+    """Every row of the table that concerns ProxCCA; see timing.py."""
+    rows = []
+    for n, lams in ((100, (0.1, 1.0, 10.0, 100.0)), (32_000, (0.5, 10.0))):
+        found = [against_published(n, 20, lam) for lam in lams]
+        rows += [row for row, _ in found]
+        mean = np.exp(np.mean([-np.log(f.ratio) for _, f in found]))
+        rows.append((f"ProxCCA, n = {n}, geometric mean", "", "", f"{mean:.3g} x faster", "", ""))
+    rows.append(wide(400, 90, 90, 1.0, 1e-8))
+    rows += [wide(2000, 256, signal, 10.0, 1e-6) for signal in (256, 100)]
+    return rows + first_step_rows()
+
+
 def three_views(lam, repeats):
     """A gradient step of ProxGCCA with three views against one of ProxCCA."""
     for signal in (20, 15, 10):
@@ -219,7 +311,16 @@ def main():
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--quick", action="store_true", help="n = 100 only")
     parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rows", action="store_true", help="the rows of the table of all.py")
+    parser.add_argument("--first", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.first:
+        first_steps()
+        return
+    if args.rows:
+        for row in (timing.HEADER, *benchmark()):
+            print(" | ".join(row), flush=True)
+        return
     if args.peak:
         peak_memory(args.peak, 20)
         return

@@ -13,7 +13,7 @@ from proxnet_tf.checks import (
     check_integer,
     check_number,
 )
-from proxnet_tf.models.base import mask_of, over_last_axes
+from proxnet_tf.models.base import mask_of, over_last_axes, with_mask
 
 
 def normalize_per_example(x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
@@ -87,9 +87,10 @@ class AdversarialModel(keras.Model):
 
     Args:
         model: A functional or sequential `keras.Model` with one output.
-        layer: Name of the layer whose input is perturbed; everything from the model's inputs to
-            its output must pass through that input. `None` perturbs the model's only input, which
-            then must be floating point. The paper perturbs the input of the LSTM.
+        layer: Name of the layer whose input (of its first use) is perturbed; everything from the
+            model's inputs to its output must pass through that input. `None` perturbs the model's
+            only input, which then must be floating point. The paper perturbs the input of the
+            LSTM.
         method: `"adversarial"` or `"virtual"`.
         epsilon: Float >= 0, the L2 norm of a perturbation.
         weight: Float >= 0, weight of the second term.
@@ -212,10 +213,8 @@ class AdversarialModel(keras.Model):
         mask = masks[0] if masks else mask_of(z)
 
         def predict(perturbation: tf.Tensor) -> Any:
-            moved = [*points[:position], z + perturbation, *points[position + 1 :]]
-            known = [mask_of(z) if k == position else None for k in range(len(points))]
-            masks = {} if mask_of(z) is None else {"mask": known}
-            return back(moved, training=training, **masks)
+            moved = with_mask(z + perturbation, mask_of(z))
+            return back([*points[:position], moved, *points[position + 1 :]], training=training)
 
         return predict, z, mask
 
@@ -269,6 +268,13 @@ class AdversarialModel(keras.Model):
         return cls(model, **config)
 
 
+class FromLayer(keras.Model):
+    """A model from the input of a layer on, whose layers give the output its mask."""
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
+        return None
+
+
 def _split(model: Any, layer: str | None) -> tuple[Callable, keras.Model, int]:
     """The model up to the input of a layer, from there on, and which input is perturbed."""
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
@@ -290,12 +296,7 @@ def _split(model: Any, layer: str | None) -> tuple[Callable, keras.Model, int]:
         names = [part.name for part in model.layers]
         if layer not in names:
             raise ValueError(f"`layer` must be one of {names}. Received: layer={layer!r}")
-        try:
-            point = model.get_layer(layer).input
-        except AttributeError as error:
-            raise ValueError(
-                f"`layer` must be used once in the model. Received: layer={layer!r}"
-            ) from error
+        point = model.get_layer(layer).input
     points = tf.nest.flatten(point)  # Keras lists the mask of a recurrent layer as an input
     floating = [k for k, part in enumerate(points) if tf.as_dtype(part.dtype).is_floating]
     if len(floating) > 1:
@@ -307,7 +308,7 @@ def _split(model: Any, layer: str | None) -> tuple[Callable, keras.Model, int]:
         )
     try:
         one = isinstance(model, keras.Sequential)
-        back = keras.Model(points, outputs[0] if one else model.output)
+        back = FromLayer(points, outputs[0] if one else model.output)
         given = {id(part) for part in points}
         sources = [t for t in tf.nest.flatten(model.inputs) if id(t) not in given]
         if any(t._keras_history.operation in back.operations for t in sources):

@@ -1,7 +1,6 @@
 """What the multiview models share: encoders and predictors, masks, CCA or GCCA."""
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -54,6 +53,11 @@ def with_mask(tensor: tf.Tensor, *masks: tf.Tensor | None) -> tf.Tensor:
     return tensor
 
 
+def unmasked(tensor: tf.Tensor) -> tf.Tensor:
+    """`tensor` without its Keras mask, which `tf.identity` would keep."""
+    return tf.raw_ops.Identity(input=tensor)
+
+
 def average(tensors: Sequence[tf.Tensor], valid_only: bool = False) -> tf.Tensor:
     """The mean of tensors of one shape, masked where all of them are.
 
@@ -88,20 +92,14 @@ def over_last_axes(mask: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 def apply(layer: keras.layers.Layer, x: tf.Tensor, **mode: Any) -> tf.Tensor:
     """`layer(x)`, masked where x is.
 
-    A model hands a mask on to its layers, but Keras warns that it would not, unless the mask is an
-    argument. A mask of whole examples, `(batch,)`, is one of the output too, whatever the layer.
+    A mask of whole examples, `(batch,)`, is one of the output whatever the layer is, and a layer
+    that knows no masks need not see it.
     """
     mask = mask_of(x)
-    if mask is None:
+    if mask is None or len(mask.shape) > 1:
         return layer(x, **mode)
-    if not layer.supports_masking and "mask" in inspect.signature(layer.call).parameters:
-        x, mode = tf.identity(x), {**mode, "mask": mask}
-    elif len(mask.shape) == 1 and not layer.supports_masking:
-        x = tf.identity(x)
-    output = layer(x, **mode)
-    if len(mask.shape) == 1 and mask_of(output) is None:
-        output = with_mask(tf.identity(output), mask)
-    return output
+    output = layer(x if layer.supports_masking else unmasked(x), **mode)
+    return with_mask(tf.identity(output), mask) if mask_of(output) is None else output
 
 
 class MultiviewModel(keras.Model):

@@ -170,7 +170,8 @@ class MultiviewClassifier(HasLam, MultiviewModel):
         return self._logits(features, training)
 
     def get_config(self) -> dict[str, Any]:
-        options = (self.prox or self.regularizer).get_config() if self._options else {}
+        layer: Any = self.prox or self.regularizer
+        options = layer.get_config() if self._options else {}
         return {
             **super().get_config(),
             "method": self.method,

@@ -60,25 +60,26 @@ def test_symbolic_equals_eager_equals_graph(name):
     assert len(layer.losses) == case.losses
 
 
-@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "float64"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_dtype_of_the_policy(name, dtype):
+def test_dtype_of_the_policy(name):
     """Outputs in the compute dtype and near those in float32, which is what variables have."""
     case = LAYERS[name]
     single = case.make()
     expected = flat(single(case.inputs, training=case.training))
-    layer = type(single).from_config(_with_dtype(single.get_config(), dtype))
-    layer(case.inputs, training=case.training)
-    for weight, value in zip(layer.weights, single.weights, strict=True):
-        assert weight.dtype == ("float64" if dtype == "float64" else "float32")
-        weight.assign(value)
-    kind = keras.DTypePolicy(dtype).compute_dtype
-    tolerance = {"float16": case.half, "bfloat16": 4 * case.half, "float64": 1e-3}[kind]
-    outputs = layer(case.inputs, training=case.training)
-    for value, want in zip(tf.nest.flatten(outputs), expected, strict=True):
-        assert value.dtype == kind
-        scale = np.abs(want).max()
-        np.testing.assert_allclose(tf.cast(value, "float32"), want, atol=tolerance * scale)
+    weights = single.get_weights()
+    shape = map_inputs(lambda x: x.shape, case.inputs)
+    for dtype in ("mixed_float16", "mixed_bfloat16", "float64"):
+        layer = type(single).from_config(_with_dtype(single.get_config(), dtype))
+        layer.build(shape)
+        layer.set_weights(weights)
+        assert {w.dtype for w in layer.weights} <= {"float64" if dtype == "float64" else "float32"}
+        kind = keras.DTypePolicy(dtype).compute_dtype
+        tolerance = {"float16": case.half, "bfloat16": 4 * case.half, "float64": 1e-3}[kind]
+        outputs = layer(case.inputs, training=case.training)
+        for value, want in zip(tf.nest.flatten(outputs), expected, strict=True):
+            assert value.dtype == kind
+            scale = np.abs(want).max()
+            np.testing.assert_allclose(tf.cast(value, "float32"), want, atol=tolerance * scale)
 
 
 def _with_dtype(config, dtype):
@@ -162,7 +163,7 @@ def test_inputs_of_another_dtype(name):
     layer(case.inputs, training=case.training)
     whole = map_inputs(lambda x: np.abs(np.round(3 * x)), case.inputs)
     expected = layer(whole, training=case.training)
-    for dtype in ("float16", "float64", "int32", "uint8"):
+    for dtype in ("float16", "int32", "uint8"):
         given = map_inputs(lambda x, dtype=dtype: x.astype(dtype), whole)
         try:
             outputs = layer(given, training=case.training)

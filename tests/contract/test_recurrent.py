@@ -229,6 +229,7 @@ def test_bidirectional(name, merge_mode, tmp_path):
     assert_same(tf.nest.flatten(reloaded(padded)), found)
     paths = [v.path for v in model.variables]
     assert len(paths) == len(set(paths)), paths
+    model.compile("sgd")  # Keras needs its optimizer here
     model.get_state_tree()
 
 

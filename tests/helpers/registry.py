@@ -35,6 +35,7 @@ from proxnet_tf import (
     Regularizer,
     prox_of_activation,
 )
+from proxnet_tf.solvers import LBFGS, Newton
 from tests.helpers.data import shared_views
 
 BATCH, STEPS, FEATURES, UNITS = 4, 4, 3, 3
@@ -162,7 +163,7 @@ class Layer:
 
 
 # Compiling a solver takes seconds for every size.
-PLAIN = {"jit_solver": False}
+PLAIN = {"solver": Newton(jit_compile=False)}
 
 
 def _prox(inputs, arguments, weights=(0, 1, 0), **more):
@@ -288,16 +289,16 @@ LAYERS = {
     "Prox of a function": _prox(
         SEQUENCES,
         lambda: dict(
-            regularizer=log_cosh, start=half, tolerance=1e-4, max_iterations=50, monitor=False
+            regularizer=log_cosh, start=half, tolerance=1e-4, max_iterations=50, monitor="r"
         ),
         masks="passed",
     ),
     "Prox of a function on a set": _prox(
-        ROWS, lambda: dict(regularizer=log_cosh, constraint="simplex", monitor=False)
+        ROWS, lambda: dict(regularizer=log_cosh, constraint="simplex", monitor="r")
     ),
     "Prox of a layer with a context": _prox(
         [ROWS, ROWS[::-1].copy()],
-        lambda: dict(regularizer=Pull(dtype="float32"), monitor=False),
+        lambda: dict(regularizer=Pull(dtype="float32"), monitor="r"),
         (1, 1, 0),
     ),
     "ProxDropout": Layer(
@@ -367,16 +368,12 @@ _VIEWS = dict(
     num_components=2,
     lam=3.0,
     epsilon=0.1,
-    solver="lbfgs",
+    solver=LBFGS(max_iterations=40, tolerance=1e-6, jit_compile=False, device="CPU:0"),
     gradient="finite_difference",
     inference="moving",
     momentum=0.5,
-    max_iterations=40,
-    tolerance=1e-6,
-    monitor=True,
+    monitor="agreement",
     nan_is_missing=True,
-    solver_device="CPU:0",
-    **PLAIN,
 )
 CONFIGURED = {
     "ProxCCA, every argument": lambda: ProxCCA(**_VIEWS, split=SIZES),
@@ -384,10 +381,11 @@ CONFIGURED = {
     "ProxGCCA, every argument": lambda: ProxGCCA(**_VIEWS, split=THREE),
     "ProxGCCA, replicas": lambda: ProxGCCA(2, synchronized=True),
     "CCARegularizer, every argument": lambda: CCARegularizer(
-        0.3, num_components=2, epsilon=0.1, split=SIZES, nan_is_missing=True
+        0.3, num_components=2, epsilon=0.1, split=SIZES, nan_is_missing=True, synchronized=True
     ),
+    "GCCARegularizer, replicas": lambda: GCCARegularizer(num_components=2, synchronized=True),
     "Prox over time": lambda: Prox(
-        roughness, lam=2.0, over="time", start=0.5, tolerance=1e-4, max_iterations=7, monitor=False
+        roughness, lam=2.0, over="time", start=0.5, tolerance=1e-4, max_iterations=7, monitor="r"
     ),
     "Prox over the batch": lambda: Prox(spread, over="batch"),
     "Prox of an activation": lambda: Prox(**prox_of_activation("tanh")),
@@ -400,9 +398,16 @@ CONFIGURED = {
         kernel_options={"length_scale": 0.9},
         invariances=Invariance("graph_laplacian", points=LANDMARKS, num_neighbors=2),
         seed=3,
+        monitor="r",
     ),
+    "ProxDropout, monitored": lambda: ProxDropout(monitor="r"),
     "ProxLSTM, every argument": lambda: ProxLSTM(
-        UNITS, **_GATES, stateful=True, jit_compile=True, activity_regularizer="l2"
+        UNITS,
+        **_GATES,
+        stateful=True,
+        jit_compile=True,
+        activity_regularizer="l2",
+        monitor="r",
     ),
     "ProxLSTMCell": lambda: ProxLSTMCell(
         UNITS,
@@ -413,25 +418,36 @@ CONFIGURED = {
         solver="cholesky",
         tolerance=1e-4,
         max_iterations=7,
+        jit_compile=False,
+        monitor="r",
     ),
     "ProxRNNCell": lambda: wrapped(
         keras.layers.LSTMCell(UNITS, activation="softplus"),
         state_index=0,
-        output_prox=True,
+        output_from_prox=True,
         solver="cholesky",
         tolerance=1e-4,
         max_iterations=7,
+        monitor="r",
     ),
     "Regularizer": lambda: Regularizer("box", weight=2.0, low=-0.5, high=3.0),
     "Invariance": lambda: Invariance(
         "gradient_variation", points=LANDMARKS, weight=0.5, num_neighbors=3, smoothing=0.1
     ),
     "CCALoss": lambda: CCALoss(
-        2, epsilon=0.1, split=SIZES, nan_is_missing=True, name="agreement", dtype="float64"
+        2,
+        epsilon=0.1,
+        split=SIZES,
+        nan_is_missing=True,
+        synchronized=True,
+        name="agreement",
+        dtype="float64",
     ),
-    "GCCALoss": lambda: GCCALoss(4, epsilon=0.1, split=THREE, nan_is_missing=True, name="core"),
+    "GCCALoss": lambda: GCCALoss(
+        4, epsilon=0.1, split=THREE, nan_is_missing=True, synchronized=True, name="core"
+    ),
     "CanonicalCorrelation": lambda: CanonicalCorrelation(
-        2, epsilon=0.1, split=SIZES, name="agreement"
+        2, epsilon=0.1, split=SIZES, nan_is_missing=True, name="agreement"
     ),
     **{name: case.make for name, case in LAYERS.items() if case.cls is not keras.layers.RNN},
 }
@@ -520,14 +536,15 @@ MODELS = {
             inference="moving",
             correlation_weight=0.1,
             monitor=True,
-            prox_options=PLAIN | {"momentum": 0.5},
+            momentum=0.5,
+            **PLAIN,
             predict_with=1,
         ),
         _TWO,
         _CLASSES,
     ),
     "MultiviewClassifier, three views": Model(
-        _classifier("prox", 3, num_components=3, inference="batch", prox_options=PLAIN),
+        _classifier("prox", 3, num_components=3, inference="batch", **PLAIN),
         VIEWS,
         _CLASSES,
     ),

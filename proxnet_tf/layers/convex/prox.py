@@ -292,7 +292,7 @@ def _arguments(given: Mapping[str, Any], constraint: Any, start: Any) -> tuple[A
             "which sets `constraint` and `start` as well. Received: a dict with the keys "
             f"{sorted(given)}, constraint={constraint!r}, start={start!r}"
         )
-    return tuple(given.get(name) for name in names)
+    return given.get("regularizer"), given.get("constraint"), given.get("start")
 
 
 def _resolve(argument: str, value: Any) -> Any:

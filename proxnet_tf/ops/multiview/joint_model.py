@@ -13,7 +13,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from proxnet_tf.ops.multiview.correlation import GCCA, Differences, divided_differences
-from proxnet_tf.ops.multiview.problem import Point, Problem
+from proxnet_tf.ops.multiview.problem import Point, Problem, positive_inverse
 
 
 class Ingredients(NamedTuple):
@@ -74,7 +74,7 @@ def decompose(correlation: GCCA, ingredients: Ingredients, wide: bool) -> Decomp
     bare, pull = ingredients
     values, vectors = tf.linalg.eigh(pull)
     positive = tf.matmul(vectors * tf.maximum(values, 0.0), vectors, transpose_b=True)
-    return Decomposed(*tf.unstack(tf.linalg.inv(tf.stack([bare + positive, bare]))))
+    return Decomposed(*tf.unstack(positive_inverse(tf.stack([bare + positive, bare]))))
 
 
 def hessian_at(

@@ -127,8 +127,10 @@ def _approximate(
     """`_conjugate_gradient` to a tolerance of at least 1e-4, in float32 where that is faster."""
     if correlation.width < WIDE:
         return _conjugate_gradient(correlation, hessian, rhs, tolerance, radius)
-    data = _cast((hessian, rhs, tf.maximum(tolerance, 1e-4), radius), tf.float32)
-    return _cast(_conjugate_gradient(correlation, *data, exact=None), rhs.dtype)
+    data: Any = _cast((hessian, rhs, tf.maximum(tolerance, 1e-4), radius), tf.float32)
+    hessian, right, tolerance, radius = data
+    found = _conjugate_gradient(correlation, hessian, right, tolerance, radius, exact=None)
+    return _cast(found, rhs.dtype)
 
 
 def _solve_linear(
@@ -143,10 +145,14 @@ def _solve_linear(
 
     model = MODELS[type(correlation)]
 
-    def go_on(i, x, r, better, iterations):
+    def go_on(
+        i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, better: tf.Tensor, iterations: tf.Tensor
+    ) -> tf.Tensor:
         return better & (tf.norm(r) > tolerance * tf.norm(rhs))
 
-    def refine(i, x, r, better, iterations):
+    def refine(
+        i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, better: tf.Tensor, iterations: tf.Tensor
+    ) -> Any:
         found = _approximate(correlation, hessian, r, tf.cast(1e-3, r.dtype))
         rest = r - model.product(correlation, hessian, found.solution)
         better = tf.norm(rest) < 0.5 * tf.norm(r)  # False for NaN
@@ -229,7 +235,7 @@ def _propose(
     return pack(_Trial(w, covariance_of(data, w), predicted, found.norm[0, 0]))
 
 
-def _with_ingredients(correlation, problem, state):
+def _with_ingredients(correlation: Correlation, problem: Problem, state: Any) -> Any:
     """The packed state and what is to be decomposed at its point."""
     model = MODELS[type(correlation)]
     return pack(state), model.ingredients_at(correlation, problem, state.point)
@@ -292,19 +298,19 @@ def _newton(
     propose, accept, start = (compiled(f, correlation, jit) for f in (_propose, _accept, _start))
     data = pack(problem)
 
-    def factors_of(covariance):
+    def factors_of(covariance: tf.Tensor) -> Any:
         return factors_at(correlation, problem, covariance)
 
-    def decomposed(ingredients):
+    def decomposed(ingredients: Any) -> Any:
         model = MODELS[type(correlation)]
         return model.decompose(correlation, ingredients, correlation.width >= WIDE)
 
-    def go_on(iteration, state, ingredients):
+    def go_on(iteration: tf.Tensor, state: Any, ingredients: Any) -> tf.Tensor:
         point, _, stalled = unpack(_STATE, state)
         unsolved = point.residual > tolerance
         return unsolved & (iteration < max_iterations) & (stalled == 0.0)
 
-    def step(iteration, state, ingredients):
+    def step(iteration: tf.Tensor, state: Any, ingredients: Any) -> Any:
         trial = propose(data, state, decomposed(ingredients), tolerance)
         factors = factors_of(unpack(_TRIAL, trial).covariance)
         return iteration + 1, *accept(data, state, trial, factors)
@@ -327,7 +333,7 @@ def _lbfgs(
 
     shape = problem.root.shape
 
-    def value_and_gradient(flat):
+    def value_and_gradient(flat: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         w = tf.reshape(flat, shape)
         w -= tf.matmul(w, problem.unused)
         point = evaluate(correlation, problem, w)
@@ -354,11 +360,23 @@ def _lbfgs(
 # --- what `prox` calls ---------------------------------------------------------------------------
 
 
-def _newton_alone(correlation, jit, problem, tolerance, max_iterations):
+def _newton_alone(
+    correlation: Correlation,
+    jit: bool,
+    problem: Problem,
+    tolerance: tf.Tensor,
+    max_iterations: tf.Tensor,
+) -> Solution:
     return _newton(correlation, problem, tolerance, max_iterations, jit)
 
 
-def _lbfgs_first(correlation, jit, problem, tolerance, max_iterations):
+def _lbfgs_first(
+    correlation: Correlation,
+    jit: bool,
+    problem: Problem,
+    tolerance: tf.Tensor,
+    max_iterations: tf.Tensor,
+) -> Solution:
     found = _lbfgs(correlation, problem, tolerance, max_iterations)
     return tf.cond(
         found.converged,
@@ -408,12 +426,19 @@ def solve_hessian(
     return run(problem, point, prepare(problem, point), rhs, tf.cast(tolerance, rhs.dtype))
 
 
-def _prepare(correlation, problem, point):
+def _prepare(correlation: Correlation, problem: Problem, point: Point) -> Any:
     model = MODELS[type(correlation)]
     return model.decompose(correlation, model.ingredients_at(correlation, problem, point), False)
 
 
-def _hessian_solve(correlation, problem, point, decomposed, rhs, tolerance):
+def _hessian_solve(
+    correlation: Correlation,
+    problem: Problem,
+    point: Point,
+    decomposed: Any,
+    rhs: tf.Tensor,
+    tolerance: tf.Tensor,
+) -> Any:
     model = MODELS[type(correlation)]
     hessian = model.hessian_at(correlation, problem, point, decomposed)
     inverse = point.spectrum.inverse

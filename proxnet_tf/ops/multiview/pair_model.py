@@ -24,7 +24,12 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops.multiview.correlation import CCA, Differences, divided_differences
-from proxnet_tf.ops.multiview.problem import Point, Problem, stiff_inverse
+from proxnet_tf.ops.multiview.problem import (
+    Point,
+    Problem,
+    positive_inverse,
+    stiff_inverse,
+)
 
 # The ridge is small where what it adds to N is below this share of c^(-1/2).
 SMALL_RIDGE = 1e-3
@@ -106,7 +111,7 @@ def ingredients_at(correlation: CCA, problem: Problem, point: Point) -> Ingredie
     return Ingredients(correlation.paired(point.wt), inverse, middle)
 
 
-def _root_of_pull(correlation, point):
+def _root_of_pull(correlation: CCA, point: Point) -> tf.Tensor:
     """s, `[m]`: the positive eigenvalues s^2 of t Gam', whose vectors are (e_i, -e_i) / sqrt 2."""
     d1, m = correlation.sizes[0], correlation.pairs
     within = tf.linalg.diag_part(point.pull)[:m]
@@ -118,7 +123,7 @@ def decompose(correlation: CCA, ingredients: Ingredients, wide: bool) -> Decompo
     """The decompositions, outside XLA; `wide` asks for O and N in float32."""
     wu = tf.cast(ingredients.wu, tf.float32) if wide else ingredients.wu
     left, triangle = (tf.cast(x, ingredients.wu.dtype) for x in tf.linalg.qr(wu))
-    middle = tf.linalg.inv(ingredients.middle)
+    middle = positive_inverse(ingredients.middle)
     return Decomposed(left, triangle, ingredients.bare_inverse, middle)
 
 
@@ -131,7 +136,7 @@ def hessian_at(correlation: CCA, problem: Problem, point: Point, decomposed: Dec
     inverse = bare_inverse - tf.matmul(half, tf.matmul(decomposed.middle, half, transpose_b=True))
     radii = tf.linalg.diag_part(decomposed.triangle)
 
-    def between_pairs(x):
+    def between_pairs(x: tf.Tensor) -> tf.Tensor:
         return correlation.paired(tf.transpose(correlation.paired(x)))
 
     ridge = decomposed.triangle - tf.linalg.diag(radii)
@@ -166,8 +171,8 @@ def product(
 ) -> tf.Tensor:
     """H v; with `exact` None the ridge takes part only where it matters."""
 
-    def triangle_times(x, transpose):
-        def full():
+    def triangle_times(x: tf.Tensor, transpose: bool) -> tf.Tensor:
+        def full() -> tf.Tensor:
             return tf.matmul(hessian.triangle, x, transpose_a=transpose)
 
         if exact:

@@ -128,7 +128,7 @@ def reduce_gram(
     return Reduction(problem, lift, turn)
 
 
-def _equilibrated(gram, rounding):
+def _equilibrated(gram: tf.Tensor, rounding: tf.Tensor) -> tuple[tf.Tensor, ...]:
     """Gram matrix of the columns scaled to one, their sizes and the inverses of those.
 
     A constant column has the size zero, and the eigenvalue -1 of its own in the matrix.
@@ -251,7 +251,16 @@ def stiff_inverse(problem: Problem) -> tf.Tensor:
     return eye - stiffness / (1.0 + stiffness) * problem.unused
 
 
-def _stiffness(problem):
+def positive_inverse(x: tf.Tensor) -> tf.Tensor:
+    """The inverse of a symmetric positive definite matrix, or of a batch; NaN where it is not.
+
+    `tf.linalg.inv` ends the program where a matrix is singular up to rounding.
+    """
+    eye = tf.eye(x.shape[-1], batch_shape=x.shape[:-2], dtype=x.dtype)
+    return tf.linalg.cholesky_solve(tf.linalg.cholesky(x), eye)
+
+
+def _stiffness(problem: Problem) -> tf.Tensor:
     return OUTSIDE * (1.0 + problem.c * problem.t)
 
 

@@ -1,5 +1,7 @@
 """`Prox` and `Regularizer`: closed forms, solved functions, their gradients and their files."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -90,7 +92,7 @@ LAYERS = {
 @pytest.mark.parametrize("name", sorted(LAYERS))
 def test_keras_contract(name, tmp_path):
     arguments, shape = LAYERS[name]
-    layer = Prox(**arguments, max_iterations=50, monitor=False)
+    layer = Prox(**arguments, max_iterations=50, monitor="left")
     check_layer(
         layer,
         inputs(*shape),
@@ -117,11 +119,11 @@ def test_config_has_every_argument():
             start=half,
             tolerance=1e-4,
             max_iterations=7,
-            monitor=False,
+            monitor="left",
         ),
         allow_default=("over",),
     )
-    check_config(Prox("l1", lam=2.0, over="time", max_iterations=7, monitor=False), ALL_DEFAULT)
+    check_config(Prox("l1", lam=2.0, over="time", max_iterations=7, monitor=True), ALL_DEFAULT)
 
 
 ALL_DEFAULT = ("regularizer", "constraint", "axis", "start", "tolerance", "max_iterations")
@@ -161,8 +163,8 @@ def test_sequential_fit_learns_through_every_kind():
         [
             keras.layers.Dense(6),
             Prox("l1", lam=5.0),
-            Prox(log_cosh, lam=4.0),
-            Prox("entropy"),
+            Prox(log_cosh, lam=4.0, monitor="middle"),
+            Prox("entropy", monitor="last"),
             keras.layers.Dense(1),
         ]
     )
@@ -170,7 +172,10 @@ def test_sequential_fit_learns_through_every_kind():
     x = inputs(64, 4)
     history = model.fit(x, x[:, :1], epochs=15, verbose=0)
     assert history.history["loss"][-1] < 0.5 * history.history["loss"][0]
-    assert any(key.endswith("unconverged") for key in history.history)
+    assert max(history.history["middle_unsolved"]) == 0
+    assert max(history.history["middle_backward_unsolved"]) == 0
+    assert 0 < max(history.history["middle_residual"]) < 1e-5
+    assert max(history.history["last_residual"]) == 0  # a closed form
 
 
 # Closed forms ----------------------------------------------------------------------------------
@@ -260,10 +265,12 @@ def test_quadratic_r_is_within_1e_6_of_the_closed_form(dtype, lam):
     matrix = root @ root.T / 6
     x = inputs(20, 6, dtype=dtype)
     q = tf.constant(matrix, dtype)
-    solved = Prox(lambda z: tf.reduce_sum(z * (z @ q), axis=-1) / 2, lam=lam, dtype=dtype)
+    solved = Prox(
+        lambda z: tf.reduce_sum(z * (z @ q), axis=-1) / 2, lam=lam, dtype=dtype, monitor=True
+    )
     closed = Prox(Regularizer("quadratic", matrix=matrix), lam=lam, dtype=dtype)
     np.testing.assert_allclose(tf.function(solved)(x), closed(x), atol=1e-6)
-    assert solved.status["unconverged"] == 0
+    assert solved.status["unsolved"] == 0
     assert solved.status["residual"] < 1e-5
 
 
@@ -313,10 +320,11 @@ def test_constrained_solution_and_gradient(constraint):
         constraint=constraint,
         tolerance=1e-11,
         dtype="float64",
+        monitor=True,
     )
     compiled = tf.function(lambda v: layer(v))
     z = compiled(x).numpy()
-    assert layer.status["unconverged"] == 0
+    assert layer.status["unsolved"] == 0
     # Variational inequality of the minimiser: <gradient, y - z> >= 0 for every y in C.
     slope = z @ matrix.numpy() + 0.75 * (z - x)
     project = REFERENCES[constraint]
@@ -349,11 +357,6 @@ def test_rows_are_independent_problems():
 
 def log_cosh_wide(z):
     return tf.reduce_sum(tf.sqrt(1 + z**2), axis=-1)
-
-
-def test_empty_batch_of_a_callable():
-    for constraint in (None, "simplex"):
-        assert Prox(log_cosh, constraint=constraint)(np.zeros((0, 3), "float32")).shape == (0, 3)
 
 
 # Trouble ---------------------------------------------------------------------------------------
@@ -389,6 +392,15 @@ def test_empty_batch_of_a_callable():
         (lambda: Regularizer("l2_ball", radius=0.0), "radius"),
         (lambda: Regularizer("group_l2", group_size=0), "group_size"),
         (lambda: Regularizer("box", low=2.0), "must not exceed"),
+        (lambda: Regularizer("box", low=float("nan")), "`low` must be a number or -inf"),
+        (lambda: Regularizer("box", high=float("nan")), "`high` must be a number or inf"),
+        (lambda: Regularizer("box", low=float("inf")), "`low` must be a number or -inf"),
+        (lambda: Regularizer("box", high=float("-inf")), "`high` must be a number or inf"),
+        (lambda: Regularizer("box", low=True), "`low` must be a number"),
+        (lambda: Regularizer("l2_ball", radius=float("nan")), "radius"),
+        (lambda: Prox("l1", monitor=1), "`monitor` must be True, False or a string"),
+        (lambda: Prox({"regularizer": "l1", "lam": 2.0}), "what `prox_of_activation` returns"),
+        (lambda: Prox(prox_of_activation("relu"), constraint="box"), "`constraint` and `start`"),
         (lambda: Regularizer("quadratic"), "needs `matrix`"),
         (lambda: Regularizer("l1", weight=0.0), "weight"),
         (lambda: prox_of_activation("gelu"), "'sigmoid', 'tanh'"),
@@ -408,36 +420,138 @@ def test_bad_input_says_what_and_how(make, message):
     ],
 )
 def test_nan_or_infinite_r_is_visible_and_ends(regularizer, constraint):
-    layer = Prox(regularizer, lam=1.0, constraint=constraint, max_iterations=20)
+    layer = Prox(regularizer, lam=1.0, constraint=constraint, max_iterations=20, monitor=True)
     x = inputs(3, 4)
     z = tf.function(layer)(x)
-    assert layer.status["unconverged"] == 1.0
+    assert layer.status["unsolved"] == 1.0
     np.testing.assert_allclose(z, np.clip(x, -1, 1) if constraint else x, atol=1e-6)
 
 
 def test_unbounded_r_is_visible_and_ends():
-    layer = Prox(lambda z: -tf.reduce_sum(z**2, axis=-1), lam=1.0, max_iterations=30)
+    layer = Prox(lambda z: -tf.reduce_sum(z**2, axis=-1), lam=1.0, max_iterations=30, monitor=True)
     x = inputs(3, 4)
     z = tf.function(layer)(x).numpy()
-    assert layer.status["unconverged"] == 1.0
+    assert layer.status["unsolved"] == 1.0
     assert np.isfinite(z).all()
 
 
 def test_non_convex_r_gives_a_stationary_point_or_says_not():
-    layer = Prox(lambda z: tf.reduce_sum(tf.cos(3 * z), axis=-1), lam=1.0, dtype="float64")
+    layer = Prox(
+        lambda z: tf.reduce_sum(tf.cos(3 * z), axis=-1), lam=1.0, dtype="float64", monitor=True
+    )
     x = inputs(50, 2, dtype="float64")
     z = tf.function(layer)(x).numpy()
     solved = np.abs(-3 * np.sin(3 * z) + z - x).max(axis=1) < 1e-8
-    assert layer.status["unconverged"] == pytest.approx((~solved).mean(), abs=1e-6)
+    assert layer.status["unsolved"] == pytest.approx((~solved).mean(), abs=1e-6)
     assert solved.mean() > 0.9
 
 
 def test_too_few_iterations_are_visible():
-    layer = Prox(lambda z: tf.reduce_sum(z**4, axis=-1), lam=0.01, constraint="simplex")
-    layer.max_iterations = 1
-    layer(inputs(3, 4))
-    assert layer.status["unconverged"] == 1.0
+    """Eager and unmonitored: said once a layer, and kept in the status."""
+    layer = Prox(
+        lambda z: tf.reduce_sum(z**4, axis=-1),
+        lam=0.01,
+        constraint="simplex",
+        max_iterations=1,
+        name="hasty",
+    )
+    x = inputs(3, 4)
+    with pytest.warns(UserWarning, match="'hasty' left 100% of its proximal problems unsolved"):
+        layer(x)
+    layer(x)  # warnings are errors: no second one
+    assert layer.status["unsolved"] == 1.0
     assert layer.status["iterations"] == 1.0
+    assert layer.status["residual"] > 1e-5
+
+
+@pytest.mark.parametrize(
+    "regularizer", [lambda z: -tf.reduce_sum(z**2, -1), lambda z: -tf.reduce_sum(tf.exp(z), -1)]
+)
+def test_an_r_without_a_minimiser_is_said(regularizer):
+    layer = Prox(regularizer, lam=1.0, max_iterations=30)
+    with pytest.warns(UserWarning, match="unsolved"):
+        layer(inputs(3, 4))
+    assert layer.status["unsolved"] == 1.0
+
+
+def ill_conditioned(z):
+    weights = tf.cast(10.0 ** tf.linspace(-2.0, 2.0, 12), z.dtype)
+    return tf.reduce_sum(weights * z**2, axis=-1) / 2
+
+
+def test_an_unsolved_gradient_shows_in_the_logs_of_fit():
+    """The map is solved within five iterations, its linear systems of 12 unknowns are not."""
+    x = inputs(32, 4)
+    for iterations, share in ((5, 1.0), (200, 0.0)):
+        layer = Prox(ill_conditioned, lam=0.1, max_iterations=iterations, monitor="prox")
+        model = keras.Sequential([keras.layers.Dense(12), layer, keras.layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=False)
+        logs = model.fit(x, x[:, :1], batch_size=8, epochs=1, verbose=0).history
+        assert logs["prox_unsolved"] == [0.0]
+        assert logs["prox_backward_unsolved"] == [share]
+        assert (logs["prox_backward_residual"][0] > 1e-6) == (share == 1.0)
+        assert layer.status["backward_unsolved"] == share
+
+
+def test_an_unsolved_gradient_is_said_in_eager_mode():
+    layer = Prox(ill_conditioned, lam=0.1, max_iterations=5)
+    x = tf.constant(inputs(3, 12))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(layer(x) ** 2)
+    with pytest.warns(UserWarning, match="100% of its gradient problems unsolved"):
+        tape.gradient(loss, x)
+    assert layer.status["backward_unsolved"] == 1.0
+    assert layer.status["unsolved"] == 0.0
+
+
+# Empty input, shapes, files of earlier versions ------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_vectors_without_entries_come_out_empty(name, batch):
+    options = {"matrix": np.zeros((0, 0))} if name == "quadratic" else {}
+    shape = (batch, 3, 0) if name == "nuclear" else (batch, 0)
+    layer = Prox(Regularizer(name, **options))
+    x = tf.zeros(shape)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        z = layer(x)
+    assert z.shape == shape and tape.gradient(z, x).shape == shape
+
+
+@pytest.mark.parametrize("constraint", [None, "simplex", "box"])
+@pytest.mark.parametrize("shape", [(2, 0), (0, 0), (0, 3)])
+def test_empty_input_of_a_callable(shape, constraint):
+    for over in ("example", "batch"):
+        r = log_cosh if over == "example" else lambda z: tf.reduce_sum(z**2)
+        assert Prox(r, constraint=constraint, over=over)(tf.zeros(shape)).shape == shape
+    assert Prox(roughness, over="time")(tf.zeros((*shape, 2))).shape == (*shape, 2)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_compute_output_shape_takes_lists_and_tuples(kind):
+    layer = Prox("l1")
+    one = kind([None, 4])
+    assert layer.compute_output_shape(one) == (None, 4)
+    assert layer.compute_output_shape([one, kind([None, 5])]) == (None, 4)
+    assert layer.compute_output_shape((one, kind([None, 5]))) == (None, 4)
+    assert layer.compute_output_shape(tf.TensorShape([None, 4])) == (None, 4)
+
+
+def test_configs_of_0_1_0_load():
+    config = Prox("l1", lam=2.0).get_config() | {"monitor": True}
+    layer = Prox.from_config(config)
+    np.testing.assert_allclose(layer(tf.constant([[3.0, 0.2]])), [[2.5, 0.0]])
+    assert sorted(m.name for m in layer.metrics)[:2] == ["backward_residual", "backward_unsolved"]
+
+
+def test_bounds_may_be_infinite_and_keep_their_side():
+    half_line = Regularizer("box", low=0.0, high=float("inf"))
+    np.testing.assert_array_equal(half_line([[-5.0, 2.0], [1.0, 2.0]]), [np.inf, 0.0])
+    again = Regularizer.from_config(json.loads(json.dumps(half_line.get_config())))
+    np.testing.assert_array_equal(Prox(again)(tf.constant([[-5.0, 2e9]])), [[0.0, 2e9]])
 
 
 # Activations -----------------------------------------------------------------------------------
@@ -458,10 +572,13 @@ def value_and_gradient(function, x):
 @pytest.mark.parametrize("name", ["sigmoid", "tanh", "relu", "hard_tanh"])
 def test_activation_is_a_proximal_map(name):
     x = np.linspace(-4, 4, 40).reshape(8, 5).astype("float32")
-    ours = value_and_gradient(Prox(**prox_of_activation(name)), x)
     theirs = value_and_gradient(getattr(keras.activations, name), x)
-    for a, b in zip(ours, theirs, strict=True):
+    layer = Prox(prox_of_activation(name), name="prox")
+    for a, b in zip(value_and_gradient(layer, x), theirs, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
+    config = layer.get_config()
+    assert Prox(**prox_of_activation(name), name="prox").get_config() == config
+    assert Prox.from_config(json.loads(json.dumps(config))).get_config() == config
 
 
 def test_softmax_is_a_proximal_map_in_its_free_entries():

@@ -160,9 +160,7 @@ def test_dtype_policies(kind, policy, dtype, atol):
 def test_gradient_is_that_of_the_full_problem(kind, gradient, lam):
     x = kind.joined(14, 2, "float64")
     cotangent = np.random.default_rng(3).normal(size=x.shape)
-    layer = kind.layer(
-        lam=lam, solver=TIGHT, gradient=gradient, split=kind.sizes, dtype="float64"
-    )
+    layer = kind.layer(lam=lam, solver=TIGHT, gradient=gradient, split=kind.sizes, dtype="float64")
     variable = tf.constant(x)
     with tf.GradientTape() as tape:
         tape.watch(variable)

@@ -8,7 +8,9 @@ import tensorflow as tf
 from tests.layers.multiview.cases import CCA, TIGHT
 
 
-@pytest.mark.parametrize("which", ["all", "first", "last", "differing", "single mask", "one tensor"])
+@pytest.mark.parametrize(
+    "which", ["all", "first", "last", "differing", "single mask", "one tensor"]
+)
 def test_mask_equals_slicing(kind, which):
     x, valid = kind.sequences()
     other = np.random.default_rng(9).random((6, 4)) < 0.8

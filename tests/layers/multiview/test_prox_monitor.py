@@ -23,9 +23,7 @@ NAMES = (
 @pytest.mark.parametrize("inference", ["identity", "batch", "moving"])
 def test_correlations_are_means_over_the_batches(kind, inference):
     x, width = kind.joined(48), sum(kind.sizes)
-    layer = kind.layer(
-        lam=2.0, inference=inference, momentum=0.0, monitor=True, split=kind.sizes
-    )
+    layer = kind.layer(lam=2.0, inference=inference, momentum=0.0, monitor=True, split=kind.sizes)
     model = keras.Sequential([keras.Input((width,)), layer, keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     options = dict(batch_size=24, verbose=0)

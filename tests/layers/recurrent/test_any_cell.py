@@ -191,7 +191,9 @@ def test_graph_equals_eager(jit_compile):
 
 def test_output_from_prox_of_a_gru():
     """The output is the state, at the last step too."""
-    rnn = keras.layers.RNN(wrapped("gru", output_from_prox=True), return_state=True, dtype="float64")
+    rnn = keras.layers.RNN(
+        wrapped("gru", output_from_prox=True), return_state=True, dtype="float64"
+    )
     plain = keras.layers.RNN(wrapped("gru"), return_state=True, dtype="float64")
     x = data(BATCH, STEPS, FEATURES, dtype="float64")
     for layer in (rnn, plain):

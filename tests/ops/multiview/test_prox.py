@@ -375,6 +375,83 @@ def test_second_derivative_is_refused():
             outer.gradient(slope, x)
 
 
+# --- reports of the backward solve ---------------------------------------------------------------
+
+
+def backward_report(x, correlation, lam, gradient="implicit", **options):
+    """The output, its gradient and the one report that an observer gets, from a graph."""
+    seen = [tf.Variable(v) for v in (np.float64(-1.0), np.int32(-1), False)]
+
+    def observer(report):
+        return [v.assign(tf.cast(r, v.dtype)) for v, r in zip(seen, report, strict=True)]
+
+    @tf.function(autograph=False)
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = multiview_prox(
+                x,
+                lam,
+                *correlation,
+                gradient=gradient,
+                settings=Settings(jit=False, **options),
+                observer=observer,
+            )
+            value = tf.reduce_sum(found.output**3)
+        return found, tape.gradient(value, x)
+
+    found, slope = step(tf.constant(x))
+    return found, slope.numpy(), [v.numpy() for v in seen]
+
+
+@pytest.mark.parametrize("objective", ["cca", "gcca"])
+def test_backward_solve_reports(objective, monkeypatch):
+    x = shared_views(40, (5, 5))
+    correlation = problem((5, 5), 5, 1e-3, objective)
+    _, exact, (residual, iterations, converged) = backward_report(x, correlation, 0.5)
+    assert converged and 0.0 < residual <= 1e-10 and iterations > 2
+    # Too few iterations for the linear system, and the report says so.
+    monkeypatch.setattr(newton, "CG_ITERATIONS", 3)
+    newton.compiled.cache_clear()
+    try:
+        options = dict(max_iterations=2000)
+        _, short, report = backward_report(x, correlation, 0.5, **options)
+    finally:
+        newton.compiled.cache_clear()
+        newton.solver.cache_clear()
+    assert not report[2] and report[0] > 1e-6 and report[1] == 3
+    assert np.abs(short - exact).max() > 1e-4 * np.abs(exact).max()
+
+
+def test_negative_curvature_counts_as_unsolved():
+    # Far from a minimiser the Hessian is indefinite: one evaluation stops at W = R.
+    x = shared_views(60, (5, 5))
+    found, _, (_, _, converged) = backward_report(x, problem((5, 5), 5), 0.05, max_iterations=1)
+    assert not found.report.converged and not converged
+
+
+def test_finite_difference_reports_the_worst_of_its_solves():
+    x = shared_views(40, (4, 4))
+    correlation = problem((4, 4), 4)
+    _, _, (residual, iterations, converged) = backward_report(
+        x, correlation, 5.0, gradient="finite_difference"
+    )
+    assert converged and 0.0 < residual <= 1e-8 and iterations > 1
+    _, _, (residual, iterations, converged) = backward_report(
+        x, correlation, 0.1, gradient="finite_difference", max_iterations=2
+    )
+    assert not converged and residual > 1e-8 and iterations == 2
+
+
+@pytest.mark.parametrize("lam, epsilon", [(0.0, 0.1), (-1.0, 0.1), (np.nan, 0.1), (1.0, -0.1)])
+def test_numbers_out_of_range_give_nan(lam, epsilon):
+    x = tf.constant(shared_views(20, (3, 3)))
+    found = multiview_prox(
+        x, tf.constant(lam), CCA((3, 3), 3), epsilon, settings=Settings(jit=False)
+    )
+    assert np.isnan(found.output).all() and not found.report.converged
+
+
 # --- edges --------------------------------------------------------------------------------------
 
 
@@ -524,6 +601,32 @@ def test_wide_views_are_solved_in_single_precision_with_refinement(
     newton.solver.cache_clear()
     np.testing.assert_allclose(output, expected, atol=1e-8)
     np.testing.assert_allclose(gradient, exact, atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [4096, 4097])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_column_2000_times_smaller_than_its_neighbour_moves(n, dtype):
+    rng = np.random.default_rng(33)
+    s = rng.uniform(size=n)
+    x = np.c_[2000.0 * rng.normal(size=n), s, s + 0.3 * rng.normal(size=n), rng.normal(size=n)]
+    found = prox(x.astype(dtype), problem((2, 2), 2), 30.0)
+    moved = np.sqrt(np.mean((found.output.numpy() - x) ** 2, 0)) / x.std(0)
+    expected, _ = reference.prox(x, (2, 2), 30.0, 2, 1e-4)
+    wanted = np.sqrt(np.mean((expected - x) ** 2, 0)) / x.std(0)
+    assert found.report.converged and wanted[1] > 0.05
+    np.testing.assert_allclose(moved[1:], wanted[1:], rtol=1e-2)
+
+
+@pytest.mark.parametrize("objective", ["cca", "gcca"])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-4])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_units_far_apart_stay_finite(objective, epsilon, dtype):
+    rng = np.random.default_rng(34)
+    s = rng.uniform(size=200)
+    x = np.c_[1e10 * rng.normal(size=200), s, s, rng.normal(size=200)].astype(dtype)
+    correlation = problem((2, 2), 2, epsilon, objective)
+    output, gradient = prox_and_gradient(x, np.ones_like(x), correlation, 1.0, max_iterations=20)
+    assert np.isfinite(output).all() and np.isfinite(gradient).all()
 
 
 def test_mean_far_from_zero():

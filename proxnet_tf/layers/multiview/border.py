@@ -192,7 +192,7 @@ class Border:
         """
 
         @tf.custom_gradient
-        def held(value):
+        def held(value: tf.Tensor) -> Any:
             return tf.identity(value), lambda arriving: self.all_reduce(arriving)[0]
 
         return held(value)

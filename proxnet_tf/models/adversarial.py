@@ -361,9 +361,7 @@ def _split(model: Any, layer: str | None) -> tuple[Callable, keras.Model, int]:
             part
             for part in back.operations
             if isinstance(part, keras.layers.Layer)
-            and any(
-                [id(t) for t in node.input_tensors] == [id(point)] for node in part._inbound_nodes
-            )
+            and any(_is_only(point, node.input_tensors) for node in part._inbound_nodes)
         ]
 
         def whole(x: Any, training: bool) -> list[tf.Tensor]:
@@ -376,3 +374,8 @@ def _split(model: Any, layer: str | None) -> tuple[Callable, keras.Model, int]:
     source = inputs[0] if isinstance(model, keras.Sequential) else model.input
     front = keras.Model(source, points)
     return front, back, floating[0]
+
+
+def _is_only(tensor: Any, tensors: list[Any]) -> bool:
+    """Whether a list holds this symbolic tensor (which has no `==`) and nothing else."""
+    return len(tensors) == 1 and tensors[0] is tensor

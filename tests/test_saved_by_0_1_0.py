@@ -19,8 +19,9 @@ from tests.helpers.saved_numbers import arguments_of, call, numbers_of, outputs_
 
 FOLDER = pathlib.Path(__file__).parent / "data" / "saved_0_1_0"
 MANIFEST = json.loads((FOLDER / "manifest.json").read_text())
-# Keys of configs that need not be kept: modules, numbers that Keras gives when it writes a file.
-CHANGED = {"module", "shared_object_id"}
+# Keys of configs that need not be kept: modules, numbers that Keras gives when it writes a file,
+# and that a kernel layer was adapted, which its weights tell.
+CHANGED = {"module", "shared_object_id", "adapted"}
 FILES = {file: name for name, case in MANIFEST["cases"].items() for file in case["files"]}
 
 
@@ -46,9 +47,37 @@ def numbered(numbers, prefix):
     return [numbers[f"{prefix}_{i}"] for i in range(len(numbers)) if f"{prefix}_{i}" in numbers]
 
 
-def assert_same_numbers(found, wanted, tolerance):
-    assert found.keys() == wanted.keys()
+# Cases in which version 0.1.0 was less exact than today, or in which rounding is magnified.
+LOOSER = {
+    # The multiview solver stops at a residual of 1e-10; from there two solvers differ by more.
+    "cca_batch_float64": {"": 1e-7},
+    "classifier_prox_float64": {"": 1e-7},
+    "gcca_moving_float64": {"": 1e-7},
+    "classifier_rrm_three_views_float64": {"": 1e-9},
+    "gcca_regularizer_float64": {"": 1e-9},
+    # Gradients in float32.
+    "cca_moving": {"training_gradient": 5e-6},
+    # A bias before centring has a gradient of zero: Adam divides its rounding by its size.
+    "gcca_loss": {"gradient": 5e-6, "step_weight": 1e-3},
+    # Version 0.1.0 ended conjugate gradients too early for an example of these two. The numbers of
+    # today are those of the Cholesky solver: tests/layers/recurrent.
+    "lstm_stateful": {"gradient": 1e-2},
+    "virtual_adversarial": {"": 1e-2},
+}
+# What monitored closed forms report in training, which they did not in version 0.1.0.
+REPORTED = {"residual", "unsolved", "iterations", "backward_residual", "backward_unsolved"}
+
+
+def tolerance_of(name, key):
+    looser = LOOSER.get(name, {}).items()
+    return max([value for start, value in looser if key.startswith(start)], default=0.0)
+
+
+def assert_same_numbers(name, found, wanted):
+    assert found.keys() - wanted.keys() <= {f"step_{key}" for key in REPORTED}
+    assert wanted.keys() <= found.keys()
     for key, value in wanted.items():
+        tolerance = max(MANIFEST["cases"][name]["tolerance"], tolerance_of(name, key))
         assert found[key].dtype == value.dtype, key
         if key.startswith("step_"):  # learning rates of Keras are float32
             tolerance = max(tolerance, 1e-6)
@@ -84,8 +113,9 @@ def upgraded(old):
             solver["jit_compile"] = "auto"  # it meant: where XLA is available
         if "device" in solver:
             solver["device"] = solver["device"] or "auto"
-        name = SOLVERS[old.get("solver", "newton")]
-        old["solver"] = {"class_name": name, "config": solver}
+        name = old.get("solver", "newton")
+        if isinstance(name, str):
+            old["solver"] = {"class_name": SOLVERS[name], "config": solver}
     return old
 
 
@@ -127,7 +157,7 @@ def check_numbers(model, name):
         training=case["training"],
         graph=case["graph"],
     )
-    assert_same_numbers(found, wanted, case["tolerance"])
+    assert_same_numbers(name, found, wanted)
 
 
 def check_keras(file, name, folder):
@@ -150,7 +180,7 @@ def check_weights(file, name, folder):
     case = MANIFEST["cases"][name]
     inputs, cotangents = numbered(wanted, "input"), numbered(wanted, "cotangent")
     found = numbers_of(model, inputs, cotangents, graph=case["graph"])
-    assert_same_numbers(found, wanted, case["tolerance"])
+    assert_same_numbers(name, found, wanted)
 
 
 def check_export(file, name, folder):
@@ -162,7 +192,7 @@ def check_export(file, name, folder):
     (function,) = loaded.serve.concrete_functions
     ((given,), _) = function.structured_input_signature
     outputs = tf.nest.flatten(loaded.serve(tf.nest.pack_sequence_as(given, inputs)))
-    tolerance = MANIFEST["cases"][name]["tolerance"]
+    tolerance = max(MANIFEST["cases"][name]["tolerance"], tolerance_of(name, "output"))
     for found, output in zip(outputs, numbered(wanted, "output"), strict=True):
         np.testing.assert_allclose(found, output, rtol=tolerance, atol=tolerance)
 
@@ -174,6 +204,15 @@ CHECKS = {".keras": check_keras, ".weights.zip": check_weights, ".export.zip": c
 def test_file_gives_the_same_numbers(file, tmp_path):
     name = FILES[file]
     CHECKS[file.removeprefix(name)](file, name, tmp_path)
+
+
+# Factors: a float32 decomposition was exact to 1e-6, where today one in float64 is taken; sums of
+# eigenvalues are taken in another order.
+LOOSER_REFERENCES = {
+    "prox_nuclear_float32": 20.0,
+    "prox_nuclear_batch_float32": 20.0,
+    "gcca_regularizer_float64": 10.0,
+}
 
 
 @pytest.mark.parametrize("name", MANIFEST["references"])
@@ -197,7 +236,9 @@ def test_reference_outputs(name):
             found[key],
             wanted[key],
             rtol=0,
-            atol=reference["tolerance"] * np.abs(finite).max(initial=1.0),
+            atol=LOOSER_REFERENCES.get(name, 1.0)
+            * reference["tolerance"]
+            * np.abs(finite).max(initial=1.0),
             err_msg=key,
         )
 

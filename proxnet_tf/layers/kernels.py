@@ -199,6 +199,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
             raise ValueError("A 'gradient_variation' has a proximal map only: use power=-1.")
         self.seed = check_integer("seed", seed, at_least=0)
         self.monitor = check_monitor(monitor)
+        self.supports_masking = True
         self.supports_jit = False  # the kernels of TensorFlow Probability
         self.lam = add_lam(self, self.initial_lam)
         self._monitor = Monitor(self, self.monitor)

@@ -151,7 +151,8 @@ def test_what_adapt_found_is_in_the_weights(place, tmp_path):
     assert_same(keras.saving.load_model(tmp_path / "model.keras")(SEQUENCES), expected)
     model.save_weights(tmp_path / "model.weights.h5")
     fresh = make()
-    fresh.build((None, *SEQUENCES.shape[1:]))
+    if place == "subclassed":
+        fresh(keras.Input(SEQUENCES.shape[1:]))  # Keras builds what is inside by a call only
     fresh.load_weights(tmp_path / "model.weights.h5")
     assert_same(fresh(SEQUENCES), expected)
     if place != "subclassed":

@@ -372,16 +372,16 @@ def divided_differences(spectrum: Spectrum) -> Differences:
     )
 
 
-def _regularized(covariance, epsilon, unused):
+def _regularized(covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None) -> tf.Tensor:
     within = covariance + epsilon * tf.eye(covariance.shape[0], dtype=covariance.dtype)
     return within if unused is None else within + unused
 
 
-def _selected(values, k):
+def _selected(values: tf.Tensor, k: int) -> tf.Tensor:
     first = tf.constant(np.arange(values.shape[0]) < k)
     return tf.cast(first & (values > TINY), values.dtype)
 
 
-def _block_diagonal(first, second):
+def _block_diagonal(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
     d1, d2 = first.shape[0], second.shape[0]
     return tf.pad(first, [[0, d2]] * 2) + tf.pad(second, [[d1, 0]] * 2)

@@ -61,13 +61,13 @@ def sum_over_rows(
     """
     first: Any = arrays[0]
 
-    def exact():
+    def exact() -> tuple[tf.Tensor, ...]:
         return tuple(function(True, *arrays))
 
-    def block(i):
+    def block(i: Any) -> tuple[tf.Tensor, ...]:
         return function(False, *(None if a is None else a[i : i + BLOCK] for a in arrays))
 
-    def in_blocks():
+    def in_blocks() -> tuple[tf.Tensor, ...]:
         start = (tf.constant(BLOCK), *block(0))
         _, *sums = tf.while_loop(
             lambda i, *_: i < tf.shape(first)[0],
@@ -92,16 +92,16 @@ def moments_of(
         all_reduce: sums tensors over replicas.
     """
 
-    def number_of(x, valid):
+    def number_of(x: tf.Tensor, valid: tf.Tensor | None) -> tf.Tensor:
         return (tf.shape(x)[:1] if valid is None else tf.math.count_nonzero(valid, axis=0))[0]
 
-    def head(x, valid):
+    def head(x: tf.Tensor, valid: tf.Tensor | None) -> tuple[tf.Tensor, ...]:
         return tf.cast(number_of(x, valid), x.dtype), tf.reduce_sum(masked(valid, x), 0)
 
     count, total = all_reduce(*head(x[:BLOCK], None if valid is None else valid[:BLOCK]))
     shift = tf.math.divide_no_nan(total, count)
 
-    def part(exact, x, valid):
+    def part(exact: bool, x: tf.Tensor, valid: tf.Tensor | None) -> tuple[tf.Tensor, ...]:
         near = masked(valid, x - shift)
         near = tf.cast(near, tf.float64) if exact else near
         sums = number_of(x, valid), column_sums(near), tf.matmul(near, near, transpose_a=True)

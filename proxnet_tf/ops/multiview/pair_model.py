@@ -111,7 +111,7 @@ def ingredients_at(correlation: CCA, problem: Problem, point: Point) -> Ingredie
     return Ingredients(correlation.paired(point.wt), inverse, middle)
 
 
-def _root_of_pull(correlation, point):
+def _root_of_pull(correlation: CCA, point: Point) -> tf.Tensor:
     """s, `[m]`: the positive eigenvalues s^2 of t Gam', whose vectors are (e_i, -e_i) / sqrt 2."""
     d1, m = correlation.sizes[0], correlation.pairs
     within = tf.linalg.diag_part(point.pull)[:m]
@@ -136,7 +136,7 @@ def hessian_at(correlation: CCA, problem: Problem, point: Point, decomposed: Dec
     inverse = bare_inverse - tf.matmul(half, tf.matmul(decomposed.middle, half, transpose_b=True))
     radii = tf.linalg.diag_part(decomposed.triangle)
 
-    def between_pairs(x):
+    def between_pairs(x: tf.Tensor) -> tf.Tensor:
         return correlation.paired(tf.transpose(correlation.paired(x)))
 
     ridge = decomposed.triangle - tf.linalg.diag(radii)
@@ -171,8 +171,8 @@ def product(
 ) -> tf.Tensor:
     """H v; with `exact` None the ridge takes part only where it matters."""
 
-    def triangle_times(x, transpose):
-        def full():
+    def triangle_times(x: tf.Tensor, transpose: bool) -> tf.Tensor:
+        def full() -> tf.Tensor:
             return tf.matmul(hessian.triangle, x, transpose_a=transpose)
 
         if exact:

@@ -1,13 +1,13 @@
 """The multiview proximal map on a batch: two passes over the rows around the D x D solve."""
 
 import contextlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from proxnet_tf.ops.linear.once import differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
-from proxnet_tf.ops.multiview.correlation import Correlation, total
+from proxnet_tf.ops.multiview.correlation import Correlation, Spectrum, total
 from proxnet_tf.ops.multiview.guard import guarded, spoiled
 from proxnet_tf.ops.multiview.moments import (
     EXACT_RANK,
@@ -99,7 +99,13 @@ def correlations(
     return spoiled(finite, values)
 
 
-def _spectrum(correlation, epsilon, gram, count, rounding):
+def _spectrum(
+    correlation: Correlation,
+    epsilon: tf.Tensor | float,
+    gram: tf.Tensor,
+    count: tf.Tensor,
+    rounding: tf.Tensor,
+) -> Spectrum:
     epsilon = tf.cast(epsilon, gram.dtype)
     unused, _ = outside_row_spaces(correlation, gram, rounding)
     return correlation.decompose(gram / tf.maximum(count - 1.0, 1.0), epsilon, unused)
@@ -136,7 +142,7 @@ def correlation_loss(
     epsilon = tf.stop_gradient(tf.cast(epsilon, tf.float64))
 
     @tf.custom_gradient
-    def loss(x):
+    def loss(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         moments = moments_of(tf.stop_gradient(x), valid, all_reduce)
         count = moments.count
         spectrum = _spectrum(correlation, epsilon, moments.gram, count, moments.rounding)
@@ -146,7 +152,7 @@ def correlation_loss(
         slope = spoiled(moments.finite, slope * (2.0 / tf.maximum(count - 1.0, 1.0)))
         answer = masked(valid, affine(x, slope, -row_times(moments.mean, slope)))
 
-        def backward(y):
+        def backward(y: tf.Tensor) -> tf.Tensor:
             return differentiable_once(lambda y, _: y * answer, "correlation loss")(y, x)
 
         return tf.cast(value, x.dtype), backward
@@ -201,10 +207,10 @@ def multiview_prox(
     epsilon = tf.stop_gradient(tf.cast(epsilon, tf.float64))
     device = settings.device_for(correlation.width)
 
-    def on_solver_device():
+    def on_solver_device() -> Any:
         return tf.device(device) if device else contextlib.nullcontext()
 
-    def forward(x):
+    def forward(x: tf.Tensor) -> tuple[Any, ...]:
         moments = moments_of(x, valid, all_reduce)
         in_range = tf.math.is_finite(lam) & (lam > 0.0) & (epsilon >= 0.0)
         ok = moments.finite & in_range
@@ -226,7 +232,14 @@ def multiview_prox(
         report = Report(found.point.residual, found.iterations, found.converged & finite)
         return output, step, report, moments, reduction, found
 
-    def implicit(y, x, step, moments, reduction, found):
+    def implicit(
+        y: tf.Tensor,
+        x: tf.Tensor,
+        step: tf.Tensor,
+        moments: Moments,
+        reduction: Reduction,
+        found: Solution,
+    ) -> tf.Tensor:
         cross, total_y = _cross_moments(x, y, valid, moments, all_reduce)
         sound, cross = guarded(spoiled(tf.reduce_all(tf.math.is_finite(step)), cross))
         tolerance = _backward_tolerance(settings, x.dtype)
@@ -242,7 +255,7 @@ def multiview_prox(
         report = report._replace(converged=report.converged & sound)
         return observed(observer, report, kept(valid, answer, y))
 
-    def central_difference(y, x):
+    def central_difference(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         # Step of the published code, on the central difference of Domke (2010).
         inside = masked(valid, y)
         size = tf.reduce_max(tf.abs(inside))
@@ -253,13 +266,13 @@ def multiview_prox(
         return observed(observer, _worst(above[2], below[2]), kept(valid, change, y))
 
     @tf.custom_gradient
-    def prox(x):
+    def prox(x: tf.Tensor) -> tuple[Any, Any]:
         output, step, report, moments, reduction, found = forward(tf.stop_gradient(x))
         mean, matrix = tf.cast(moments.mean, x.dtype), tf.cast(step, x.dtype)
         before, after = correlation.constant - found.initial, total(found.point.spectrum)
 
-        def backward(y, *_):
-            def answer(y, x):
+        def backward(y: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+            def answer(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
                 if gradient == "finite_difference":
                     return central_difference(y, x)
                 return implicit(y, x, step, moments, reduction, found)
@@ -282,7 +295,7 @@ def _backward_tolerance(settings: Settings, dtype: tf.DType) -> float:
     return max(settings.tolerance, 1e-7)
 
 
-def _worst(first, second):
+def _worst(first: Report, second: Report) -> Report:
     return Report(
         tf.maximum(first.residual, second.residual),
         tf.maximum(first.iterations, second.iterations),
@@ -299,7 +312,9 @@ def _cross_moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Xc^T Y `[D, D]` and the sum of the rows of Y `[D]`, float64."""
 
-    def part(exact, y, x, valid):
+    def part(
+        exact: bool, y: tf.Tensor, x: tf.Tensor, valid: tf.Tensor | None
+    ) -> tuple[tf.Tensor, ...]:
         near, y = masked(valid, x - moments.shift), masked(valid, y)
         sums = tf.matmul(near, y, transpose_a=True), column_sums(y)
         return tuple(tf.cast(s, tf.float64) for s in sums)

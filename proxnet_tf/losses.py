@@ -54,8 +54,8 @@ def cca_loss(
 
     Reference: Andrew, Arora, Bilmes, Livescu, Deep canonical correlation analysis (2013).
     """
-    options = dict(epsilon=epsilon, synchronized=synchronized)
-    return Border("cca_loss", CCA, num_components, **options).loss([x, y], mask)
+    border = Border("cca_loss", CCA, num_components, epsilon=epsilon, synchronized=synchronized)
+    return border.loss([x, y], mask)
 
 
 def gcca_loss(
@@ -93,8 +93,8 @@ def gcca_loss(
 
     Reference: Li, Ma, Zhang (2020), appendix on multiview learning.
     """
-    options = dict(epsilon=epsilon, synchronized=synchronized)
-    return Border("gcca_loss", GCCA, num_components, **options).loss(inputs, mask)
+    border = Border("gcca_loss", GCCA, num_components, epsilon=epsilon, synchronized=synchronized)
+    return border.loss(inputs, mask)
 
 
 class _CorrelationLoss(keras.losses.Loss):

@@ -121,8 +121,8 @@ class CanonicalCorrelation(keras.metrics.Metric):
             first = _together(first, other)
         count, mean, comoment = first
         rounding = column_rounding(comoment, count, mean, self._dtype_of_rows)
-        border = self.border
-        return correlations(border.fixed, border.epsilon, comoment, count, rounding)
+        correlation: Any = self.border.fixed
+        return correlations(correlation, self.border.epsilon, comoment, count, rounding)
 
     def result(self) -> tf.Tensor:
         """Their sum, a scalar."""

@@ -4,7 +4,7 @@ The only module that needs the extra `proxnet_tf[tuner]`, and the only one that 
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -71,7 +71,7 @@ class _ProxHyperModel(keras_tuner.HyperModel):
             jit_compile=False,  # every trial would compile anew
         )
 
-    def _compiled(self, hp, model):
+    def _compiled(self, hp: Any, model: keras.Model) -> keras.Model:
         self.compile(hp, model)
         # So that a checkpoint brings the optimizer's state back, too.
         model.optimizer.build(model.trainable_variables)
@@ -111,10 +111,17 @@ class _ProxHyperModel(keras_tuner.HyperModel):
             own.append(LambdaSchedule(self.schedule(hp)))
         return self._train(hp, model, x, *args, callbacks=[*own, *callbacks], **kwargs)
 
-    def _train(self, hp, model, x, *args, **kwargs):
+    def _train(
+        self, hp: Any, model: keras.Model, x: Any, *args: Any, **kwargs: Any
+    ) -> keras.callbacks.History:
         return model.fit(x, *args, batch_size=self.batch_size(hp), **kwargs)
 
-    def _check_objective(self, model, callbacks, fit_arguments):
+    def _check_objective(
+        self,
+        model: keras.Model,
+        callbacks: Sequence[keras.callbacks.Callback],
+        fit_arguments: Mapping[str, Any],
+    ) -> None:
         """A `ValueError` that ends the search if the logs will not hold the objective."""
         known = self.metric_names(model) - {"compile_metrics"}
         if fit_arguments.get("validation_data") is not None or "validation_split" in fit_arguments:
@@ -282,7 +289,9 @@ class MultiviewHyperModel(_ProxHyperModel):
         model.build([(None, *shape) for shape in self.view_shapes])
         return self._compiled(hp, model)
 
-    def _train(self, hp, model, x, *args, **kwargs):
+    def _train(
+        self, hp: Any, model: keras.Model, x: Any, *args: Any, **kwargs: Any
+    ) -> keras.callbacks.History:
         # A trial that Hyperband continues comes with its weights.
         if isinstance(model, DCCA) and not float(model.pretrained):
             model.pretrain(
@@ -384,7 +393,7 @@ class ProxLSTMHyperModel(_ProxHyperModel):
 class _FailOnNaN(keras.callbacks.Callback):
     """Marks the trial failed when a loss is not finite."""
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         for name in ("loss", "val_loss"):
             value = (logs or {}).get(name, 0.0)
             if not math.isfinite(value):
@@ -393,18 +402,18 @@ class _FailOnNaN(keras.callbacks.Callback):
                 )
 
 
-def _perceptron(hp, units):
+def _perceptron(hp: Any, units: int) -> keras.Sequential:
     width = hp.Choice("width", [256, 512, 1024, 2048])
     depth = hp.Int("depth", 1, 4)
     hidden = [keras.layers.Dense(width, activation="relu") for _ in range(depth)]
     return keras.Sequential([*hidden, keras.layers.Dense(units)])
 
 
-def _weight(hp, name):
+def _weight(hp: Any, name: str) -> float:
     return hp.Float(name, 1e-3, 10.0, sampling="log", default=0.1)
 
 
-def _names(metrics):
+def _names(metrics: Any) -> Iterator[str]:
     """Names of the metrics in a serialized argument of `compile`."""
     if isinstance(metrics, str):
         yield metrics

@@ -3,7 +3,14 @@
 import subprocess
 import sys
 
-MODULES = ["convex.prox", "convex.regularizer", "convex.activations", "convex.dropout", "kernels"]
+MODULES = [
+    "convex.prox",
+    "convex.regularizer",
+    "convex.activations",
+    "convex.dropout",
+    "kernels",
+    "monitor",
+]
 
 
 def test_toolbox_loads_neither_tfp_nor_scipy_nor_matplotlib():

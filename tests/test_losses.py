@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf import CCALoss, CCARegularizer, GCCALoss, GCCARegularizer, cca_loss, gcca_loss
+from proxnet_tf import CCALoss, GCCALoss, cca_loss, gcca_loss
 from tests.helpers import multiview_reference as reference
 from tests.helpers.data import shared_views
-from tests.helpers.layer_checks import check_config, check_layer
+from tests.helpers.layer_checks import check_config
 
 SIZES = (3, 4)
 
@@ -21,7 +21,8 @@ def test_value_and_gradient(k, epsilon):
     direction = np.random.default_rng(2).normal(size=x.shape)
     value = cca_loss(x[:, :3], x[:, 3:], k, epsilon)
     np.testing.assert_allclose(value, expected_loss(x, k or 3, epsilon), atol=1e-10)
-    loss, variable = CCALoss(k, epsilon, split=SIZES), tf.constant(x)
+    loss = CCALoss(k, epsilon, split=SIZES, dtype="float64")
+    variable = tf.constant(x)
     with tf.GradientTape() as tape:
         tape.watch(variable)
         value = loss(np.zeros(20), variable)
@@ -57,7 +58,8 @@ def test_loss_of_halves_or_of_a_list(half):
     x = shared_views(20, (4, 4))
     y_pred = x if half else [x[:, :4], x[:, 4:]]
     expected = reference.cca_value_and_gradient(x, 4, 2, 0.1)[0]
-    np.testing.assert_allclose(CCALoss(2, 0.1)(None, y_pred), expected, atol=1e-10)
+    loss = CCALoss(2, 0.1, dtype="float64")
+    np.testing.assert_allclose(loss(None, y_pred), expected, atol=1e-10)
 
 
 def test_second_derivative_is_refused():
@@ -101,6 +103,49 @@ def test_loss_respects_a_keras_mask():
     assert abs(value - expected_loss(output.reshape(48, 7))) > 1e-3
 
 
+@pytest.mark.parametrize("how", ["list", "function"])
+def test_masks_of_views_apart_are_found(how):
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(1.0, size=(8, 6, 3)), rng.normal(1.0, size=(8, 6, 4))
+    valid, other = (rng.random((8, 6)) < 0.7 for _ in range(2))
+    x[~valid] = y[~other] = 0.0
+    views = [keras.layers.Masking(dtype="float64")(v) for v in (x, y)]
+    if how == "list":
+        value = CCALoss(dtype="float64")(None, views)
+    else:
+        value = cca_loss(*views)
+    both = valid & other
+    expected = expected_loss(np.concatenate([x, y], 2)[both])
+    np.testing.assert_allclose(value, expected, atol=1e-10)
+    without = cca_loss(*views, mask=np.ones((8, 6), bool))
+    expected = expected_loss(np.concatenate([x, y], 2).reshape(48, 7))
+    np.testing.assert_allclose(without, expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("of_rows", ["float32", "float64"])
+def test_dtype_of_a_loss(dtype, of_rows):
+    x = shared_views(20, SIZES)
+    variable = tf.constant(x, of_rows)
+    loss = CCALoss(split=SIZES, dtype=dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(variable)
+        value = loss(None, variable)
+    assert value.dtype == dtype and tape.gradient(value, variable).dtype == of_rows
+    rtol = {"float16": 1e-3, "float32": 1e-6, "float64": 1e-7}[dtype]
+    np.testing.assert_allclose(value, expected_loss(np.float64(variable)), rtol=rtol)
+    assert loss.get_config()["dtype"] == dtype
+    assert CCALoss(split=SIZES)(None, variable).dtype == "float32"
+
+
+def test_columns_in_different_units():
+    rng = np.random.default_rng(0)
+    s = rng.uniform(size=1000)
+    x, y = np.c_[1e5 * rng.normal(size=1000), s], np.c_[s, rng.normal(size=1000)]
+    np.testing.assert_allclose(cca_loss(x, y, 1, epsilon=0.0), -1.0, atol=1e-9)
+    np.testing.assert_allclose(gcca_loss([x, y], 1, epsilon=0.0), 0.0, atol=1e-9)
+
+
 def test_sample_weight_is_refused():
     x = shared_views(10, SIZES)
     with pytest.raises(ValueError, match="cannot weight its rows"):
@@ -129,63 +174,15 @@ def test_loss_config_round_trip(tmp_path):
         (lambda x, y: CCALoss(epsilon=-1.0), "`epsilon` must be a finite number >= 0"),
         (lambda x, y: CCALoss()(None, np.c_[x, y]), "width 7, which has no halves"),
         (lambda x, y: CCALoss(split=(2, 2))(None, np.c_[x, y]), "add up to the width 7"),
-        (lambda x, y: CCARegularizer(-0.5), "`weight` must be a finite number >= 0.*-0.5"),
-        (lambda x, y: CCARegularizer(num_components=4)([x, y]), r"at most min\(d1, d2\) = 3"),
-        (lambda x, y: CCARegularizer()([x]), "takes two views"),
         (lambda x, y: gcca_loss([x, y], 8), "at most d_1 .*= 7.*num_components=8"),
         (lambda x, y: gcca_loss([x], 2), "two or more views"),
         (lambda x, y: GCCALoss(None), "`num_components` must be an integer >= 1.*=None"),
-        (
-            lambda x, y: CCARegularizer()([keras.Input((3,), dtype="int32"), keras.Input((4,))]),
-            "floating-point dtype.*Received: int32",
-        ),
     ],
 )
 def test_bad_input(call, message):
     x, y = np.split(shared_views(20, SIZES), [3], 1)
     with pytest.raises(ValueError, match=message):
         call(x, y)
-
-
-# --- regularised risk minimisation ---------------------------------------------------------------
-
-
-def test_regularizer_contract(tmp_path):
-    layer = CCARegularizer(0.3, num_components=2, epsilon=0.1, split=SIZES, nan_is_missing=True)
-    check_layer(layer, shared_views(20, SIZES).astype("float32"), tmp_path)
-
-
-def test_regularizer_adds_its_loss_to_the_model():
-    x = shared_views(20, SIZES).astype("float32")
-    target = np.random.default_rng(4).normal(size=(20, 1)).astype("float32")
-    inputs = [keras.Input((size,)) for size in SIZES]
-    dense = [keras.layers.Dense(size) for size in SIZES]
-    features = [layer(i) for layer, i in zip(dense, inputs, strict=True)]
-    p, q = CCARegularizer(0.3, num_components=2, epsilon=0.1)(features)
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()([p, q])))
-    model.compile("sgd", "mse")
-    views = [x[:, :3], x[:, 3:]]
-    both = np.concatenate([layer(v) for layer, v in zip(dense, views, strict=True)], 1)
-    value = model.evaluate(views, target, batch_size=20, verbose=0)
-    risk = np.mean((model(views) - target) ** 2)
-    np.testing.assert_allclose(value, risk + 0.3 * expected_loss(both, 2, 0.1), rtol=1e-4)
-    # One step of `fit` follows the gradient of both terms.
-    before = dense[0].kernel.numpy()
-    with tf.GradientTape() as tape:
-        output = model(views)
-        total = tf.reduce_mean((output - target) ** 2) + sum(model.losses)
-    slope = tape.gradient(total, dense[0].kernel)
-    model.fit(views, target, batch_size=20, verbose=0)
-    np.testing.assert_allclose(dense[0].kernel, before - 0.01 * slope, atol=1e-6)
-
-
-def test_regularizer_with_a_mask_on_one_view():
-    x = shared_views(30, SIZES).reshape(6, 5, 7)
-    valid = np.random.default_rng(5).random((6, 5)) < 0.7
-    layer = CCARegularizer(0.5, dtype="float64")
-    outputs = layer([x[..., :3], x[..., 3:]], mask=[None, valid])
-    np.testing.assert_array_equal(np.concatenate(outputs, 2), x)
-    np.testing.assert_allclose(layer.losses[0], 0.5 * expected_loss(x[valid]), atol=1e-9)
 
 
 # --- two or more views ---------------------------------------------------------------------------
@@ -206,7 +203,7 @@ def test_common_core_value_and_gradient(n, k, epsilon):
     variable = tf.constant(x)
     with tf.GradientTape() as tape:
         tape.watch(variable)
-        value = GCCALoss(k, epsilon, split=THREE)(np.zeros(n), variable)
+        value = GCCALoss(k, epsilon, split=THREE, dtype="float64")(np.zeros(n), variable)
     np.testing.assert_allclose(value, expected_core(x, k, epsilon), atol=1e-9)
     h = 1e-5
     difference = expected_core(x + h * direction, k, epsilon)
@@ -224,10 +221,8 @@ def test_common_core_of_two_views_is_their_correlation():
     assert float(gcca_loss([v[:1] for v in views], 2)) == 4.0
 
 
-def test_common_core_config_round_trip(tmp_path):
+def test_common_core_config_round_trip():
     check_config(GCCALoss(2, epsilon=0.1, split=THREE, nan_is_missing=True, name="core"))
-    layer = GCCARegularizer(0.3, num_components=4, epsilon=0.1, split=THREE, nan_is_missing=True)
-    check_layer(layer, shared_views(20, THREE).astype("float32"), tmp_path)
 
 
 def test_rows_with_a_missing_view_take_no_part():
@@ -236,10 +231,6 @@ def test_rows_with_a_missing_view_take_no_part():
     for rows, columns in zip(present, np.split(np.arange(9), [3, 7]), strict=True):
         x[np.ix_(~rows, columns)] = np.nan
     expected = expected_core(x[present.all(0)], 4, 0.1)
-    loss = GCCALoss(4, 0.1, split=THREE, nan_is_missing=True)
+    loss = GCCALoss(4, 0.1, split=THREE, nan_is_missing=True, dtype="float64")
     np.testing.assert_allclose(loss(None, x), expected, atol=1e-9)
-    layer = GCCARegularizer(0.5, num_components=4, epsilon=0.1, dtype="float64")
-    outputs = layer(np.split(x, [3, 7], 1), mask=[*present])
-    np.testing.assert_array_equal(np.concatenate(outputs, 1), x)
-    np.testing.assert_allclose(layer.losses[0], 0.5 * expected, atol=1e-9)
     assert np.isnan(GCCALoss(4, 0.1, split=THREE)(None, x))

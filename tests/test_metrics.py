@@ -88,7 +88,7 @@ def test_one_weight_for_all_rows_changes_nothing_without_a_ridge():
     x = shared_views(30, SIZES, seed=11)
     metric = CanonicalCorrelation(split=SIZES, dtype="float64")
     metric.update_state(None, x, 2.0)
-    assert float(metric.count) == 60.0
+    assert float(metric.count[0]) == 60.0
     np.testing.assert_allclose(metric.correlations(), expected_correlations(x), atol=1e-10)
 
 
@@ -149,8 +149,65 @@ def test_respects_a_keras_mask():
     assert abs(expected - expected_correlations(output.reshape(48, 4), 2).sum()) > 1e-3
 
 
+def test_columns_in_different_units():
+    rng = np.random.default_rng(0)
+    s = rng.uniform(size=1000)
+    x = np.c_[1e5 * rng.normal(size=1000), s, s, rng.normal(size=1000)]
+    values = metric_of(x, [300], split=(2, 2)).correlations()
+    np.testing.assert_allclose(values, expected_correlations(x, 2), atol=1e-9)
+    np.testing.assert_allclose(values[0], 1.0, atol=1e-9)
+
+
+def test_a_constant_column_of_float32_is_rounding():
+    x = shared_views(40, SIZES, seed=16).astype("float32")
+    x[:, 0] = np.float32(1e4) * (1 + np.finfo("float32").eps * (np.arange(40) % 2))
+    x[:, 3] = x[:, 0]
+    values = metric_of(x, [13]).correlations()  # the two are one column, but of rounding
+    others = np.delete(x, [0, 3], 1)
+    np.testing.assert_allclose(values, [*expected_correlations(others, 2), 0.0], atol=1e-3)
+
+
+def test_missing_rows_take_no_part():
+    x = shared_views(30, SIZES, seed=17)
+    x[4, 1] = x[20, 5] = np.nan
+    used = np.isfinite(x).all(1)
+    metric = metric_of(x, [13], nan_is_missing=True)
+    np.testing.assert_allclose(metric.correlations(), expected_correlations(x[used]), atol=1e-10)
+    assert np.isnan(metric_of(x, [13]).result())
+
+
+def test_masks_of_views_apart_are_found():
+    rng = np.random.default_rng(18)
+    x, y = rng.normal(1.0, size=(8, 6, 3)), rng.normal(1.0, size=(8, 6, 4))
+    valid = rng.random((8, 6)) < 0.7
+    y[~valid] = 0.0
+    metric = CanonicalCorrelation(dtype="float64")
+    metric.update_state(None, [x, keras.layers.Masking(dtype="float64")(y)])
+    expected = expected_correlations(np.concatenate([x, y], 2)[valid])
+    np.testing.assert_allclose(metric.correlations(), expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.nan])
+def test_a_weight_that_is_not_a_count_gives_nan(bad):
+    x = shared_views(30, SIZES, seed=19)
+    weight = np.ones(30)
+    weight[7] = bad
+    assert np.isnan(metric_of(x, [13], weight).result())
+
+
+def test_dtype_of_the_result():
+    x = shared_views(30, SIZES, seed=20)
+    for dtype in ("float32", "float64", "float16"):
+        result = metric_of(x, dtype=dtype).result()
+        assert result.dtype == dtype
+        tolerance = 1e-3 if dtype == "float16" else 1e-6
+        np.testing.assert_allclose(result, expected_correlations(x).sum(), rtol=tolerance)
+
+
 def test_config_round_trip():
-    check_config(CanonicalCorrelation(2, epsilon=0.1, split=SIZES, name="agreement"))
+    check_config(
+        CanonicalCorrelation(2, epsilon=0.1, split=SIZES, name="agreement", nan_is_missing=True)
+    )
 
 
 @pytest.mark.parametrize(

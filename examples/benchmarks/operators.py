@@ -2,8 +2,9 @@
 
     python examples/benchmarks/operators.py
 
-Each operator at (1024, 256) in float32 against reading and writing its input once (x -> 1.5 x);
-the simplex against `tf.sort` alone; total variation at (256, 1024) against pyproximal's `TV`,
+Each operator at (1024, 256) in float32 against reading and writing its input once (x -> 1.5 x),
+with its largest difference from float64; the nuclear norm against `tf.linalg.svd`, the simplex
+against `tf.sort` alone; total variation at (256, 1024) against pyproximal's `TV`,
 called for every row with as many iterations as an error of 1e-6 takes; the generic solver on a
 quadratic R against the closed form.
 """
@@ -21,46 +22,79 @@ from proxnet_tf.ops.convex.table import OPERATORS
 
 def median_time(function, *arguments, repeats=15):
     """Median seconds of a call, after one that traces."""
-    function(*arguments)
+    return median_times([function], *arguments, repeats=repeats)[0]
+
+
+def median_times(functions, *arguments, repeats=9):
+    """Median seconds of each function, called in turn so that all see the same machine."""
+    for function in functions:
+        function(*arguments)
     times = []
     for _ in range(repeats):
-        begin = time.perf_counter()
-        tf.nest.map_structure(lambda t: t.numpy(), function(*arguments))
-        times.append(time.perf_counter() - begin)
-    return float(np.median(times))
+        row = []
+        for function in functions:
+            begin = time.perf_counter()
+            tf.nest.map_structure(lambda t: t.numpy(), function(*arguments))
+            row.append(time.perf_counter() - begin)
+        times.append(row)
+    return [float(t) for t in np.median(times, axis=0)]
+
+
+def forward_and_gradient(name, lam, columns):
+    """The map of an operator, and the map with its vector-Jacobian product for z itself."""
+    operator = OPERATORS[name]
+    differences = np.diff(np.eye(columns), axis=0)
+    options = {"matrix": differences.T @ differences} if name == "quadratic" else {}
+    prepared = operator.prepare(**options) if operator.prepare else {}
+
+    def forward(v):
+        return operator.prox(v, tf.constant(lam, v.dtype), **prepared)
+
+    def both(v):
+        with tf.GradientTape() as tape:
+            tape.watch(v)
+            z = forward(v)
+        return z, tape.gradient(z, v, v)
+
+    return tf.function(forward), tf.function(both)
 
 
 def operator_table(rng, shape=(1024, 256), lam=2.0):
-    """Forward and forward-with-gradient time of each operator, and both over the I/O cost."""
+    """Each operator over the I/O cost, and what float32 differs from float64 by."""
     x = tf.constant(rng.standard_normal(shape), tf.float32)
-    copy = median_time(tf.function(lambda v: 1.5 * v), x)
-    differences = np.diff(np.eye(shape[1]), axis=0)
-    print(f"x -> 1.5 x at {shape}: {1e3 * copy:.3f} ms")
-    print("| operator | forward, ms | of x -> 1.5 x | with gradient, ms | of x -> 1.5 x |")
-    print("| --- | --- | --- | --- | --- |")
-    for name, operator in OPERATORS.items():
-        options = {"matrix": differences.T @ differences} if name == "quadratic" else {}
-        prepared = operator.prepare(**options) if operator.prepare else {}
-
-        @tf.function
-        def forward(v, operator=operator, prepared=prepared):
-            return operator.prox(v, tf.constant(lam), **prepared)
-
-        @tf.function
-        def both(v, forward=forward):
-            with tf.GradientTape() as tape:
-                tape.watch(v)
-                z = forward(v)
-            return z, tape.gradient(z, v, v)
-
-        one, two = median_time(forward, x), median_time(both, x)
+    copy, svd = tf.function(lambda v: 1.5 * v), tf.function(tf.linalg.svd)
+    copied, decomposed = median_times([copy, svd], x)
+    print(f"x -> 1.5 x at {shape}: {1e3 * copied:.3f} ms; tf.linalg.svd: {1e3 * decomposed:.1f} ms")
+    print(
+        "| operator | forward, ms | of x -> 1.5 x | of the SVD | with gradient, ms | "
+        "of x -> 1.5 x | of the SVD | error of z | error of the gradient |"
+    )
+    print("|" + " --- |" * 9)
+    ratios = {}
+    for name in OPERATORS:
+        forward, both = forward_and_gradient(name, lam, shape[1])
+        functions = [copy, forward, both]
+        if name == "nuclear":
+            functions.append(svd)
+        copied, one, two, *rest = median_times(functions, x)
+        of_svd = [f"{t / rest[0]:.2f}" if rest else "" for t in (one, two)]
+        errors = [
+            float(tf.reduce_max(tf.abs(tf.cast(single, tf.float64) - double)))
+            for single, double in zip(both(x), both(tf.cast(x, tf.float64)), strict=True)
+        ]
+        ratios[name] = one / copied, two / copied
         print(
-            f"| {name} | {1e3 * one:.2f} | {one / copy:.1f} | {1e3 * two:.2f} | {two / copy:.1f} |"
+            f"| {name} | {1e3 * one:.2f} | {one / copied:.1f} | {of_svd[0]} | {1e3 * two:.2f} | "
+            f"{two / copied:.1f} | {of_svd[1]} | {errors[0]:.1e} | {errors[1]:.1e} |"
         )
-    sort = median_time(tf.function(lambda v: tf.sort(v, axis=-1)), x)
-    simplex = median_time(tf.function(lambda v: OPERATORS["simplex"].prox(v, 1.0)), x)
-    print(f"simplex {1e3 * simplex:.2f} ms, tf.sort {1e3 * sort:.2f} ms: {simplex / sort:.2f}")
-    return simplex / sort
+    sort = tf.function(lambda v: tf.sort(v, axis=-1))
+    simplex = tf.function(lambda v: OPERATORS["simplex"].prox(v, 1.0))
+    sorting, projecting = median_times([sort, simplex], x)
+    print(
+        f"simplex {1e3 * projecting:.2f} ms, tf.sort {1e3 * sorting:.2f} ms: "
+        f"{projecting / sorting:.2f}"
+    )
+    return ratios, projecting / sorting
 
 
 def iterations_for(x, exact, tau, accuracy):
@@ -125,7 +159,6 @@ def generic_table(rng, shape=(256, 64)):
             generic = Prox(
                 lambda z, q=q: tf.reduce_sum(z * tf.matmul(z, q), axis=-1) / 2,
                 lam=lam,
-                monitor=True,
                 dtype=dtype,
             )
             fast, slow = tf.function(closed), tf.function(generic)

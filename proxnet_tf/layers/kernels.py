@@ -223,29 +223,35 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         return kernel_class(**options)
 
     def build(self, input_shape: Any) -> None:
-        size = input_shape[-1]
-        count = self._count
-        options = dict(
-            trainable=False,
-            dtype=at_least_float32(self.variable_dtype).name,
-            autocast=False,
-            initializer="zeros",
-        )
-        self._points = self.add_weight(name="landmarks", shape=(count, size), **options)
-        self._whitening = self.add_weight(name="whitening", shape=(count, count), **options)
-        # Zt Zt^T of the quadratic invariances = basis diag(spectrum) basis^T
-        self._basis = self.add_weight(name="basis", shape=(count, count), **options)
-        self._spectrum = self.add_weight(name="spectrum", shape=(count,), **options)
-        self._variations = [
-            self.add_weight(
-                name=f"representers_{index}", shape=(count, i.count(count, size)), **options
-            )
-            for index, i in enumerate(self.invariances)
-            if not i.quadratic
-        ]
-        self.built = True
+        count, size = self._count, input_shape[-1]
+        shapes = {
+            "landmarks": (count, size),
+            "whitening": (count, count),
+            # Zt Zt^T of the quadratic invariances = basis diag(spectrum) basis^T
+            "basis": (count, count),
+            "spectrum": (count,),
+        }
+        for index, invariance in enumerate(self.invariances):
+            if not invariance.quadratic:
+                shapes[f"representers_{index}"] = (count, invariance.count(count, size))
+        # Given landmarks are initial values: Keras may put the making of a weight off.
+        initial: list[Any] = [None] * len(shapes)
         if self._constants:
-            self._load(self._constants)
+            self._check_size(self._constants[0], size)
+            initial = self._constants
+        weights = [
+            self.add_weight(
+                name=name,
+                shape=shape,
+                initializer="zeros" if value is None else _constant(value),
+                trainable=False,
+                dtype=at_least_float32(self.variable_dtype).name,
+                autocast=False,
+            )
+            for (name, shape), value in zip(shapes.items(), initial, strict=True)
+        ]
+        self._points, self._whitening, self._basis, self._spectrum, *self._variations = weights
+        self.built = True
 
     def adapt(self, data: Any) -> None:
         """Draws the landmarks from `data`, an array (n, d) or a `tf.data.Dataset` of batches.
@@ -265,7 +271,11 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         if not self.built:
             self.build((None, data.shape[1]))
         rng = np.random.default_rng(self.seed)
-        self._load(self._prepare(data[rng.permutation(len(data))[: self._count]]))
+        drawn = data[rng.permutation(len(data))[: self._count]]
+        self._check_size(drawn, self._points.shape[1])
+        weights = [self._points, self._whitening, self._basis, self._spectrum, *self._variations]
+        for weight, value in zip(weights, self._prepare(drawn), strict=True):
+            weight.assign(value.astype(weight.dtype))
 
     def _prepare(self, landmarks: np.ndarray) -> list[np.ndarray]:
         """Everything that depends neither on the input nor on lam, in float64."""
@@ -287,23 +297,12 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         constants = [landmarks, whitening, basis, tf.maximum(spectrum, 0), *variations]
         return [np.asarray(c) for c in constants]
 
-    def _load(self, constants: list[np.ndarray]) -> None:
-        weights = [
-            self._points,
-            self._whitening,
-            self._basis,
-            self._spectrum,
-            *self._variations,
-        ]
-        size = self._points.shape[1]
-        if constants[0].shape[1] != size:
+    def _check_size(self, landmarks: np.ndarray, size: int) -> None:
+        if landmarks.shape[1] != size:
             raise ValueError(
                 f"The landmarks must have the input's {size} features. Received: shape "
-                f"{constants[0].shape}"
+                f"{landmarks.shape}"
             )
-        with tf.init_scope():
-            for weight, value in zip(weights, constants, strict=True):
-                weight.assign(value.astype(weight.dtype))
 
     def _ready(self, whitening: tf.Tensor) -> list[tf.Operation]:
         """What raises unless the landmarks were drawn, given, loaded or set."""
@@ -404,6 +403,11 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         if isinstance(config["kernel"], dict):
             config["kernel"] = keras.saving.deserialize_keras_object(config["kernel"])
         return cls(**config)
+
+
+def _constant(value: np.ndarray) -> Callable[..., tf.Tensor]:
+    """An initializer; that of Keras would round to float32 first."""
+    return lambda shape, dtype: tf.constant(value, dtype)
 
 
 def _listed(value: Any) -> list[Any]:

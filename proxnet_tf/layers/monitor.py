@@ -87,7 +87,11 @@ class Monitor:
             "backward_unsolved": keras.metrics.Mean,
             **dict.fromkeys(extra, keras.metrics.Mean),
         }
-        self.metrics = {name: kind(name=prefix + name) for name, kind in kinds.items()}
+        with keras.name_scope(layer.name):  # paths of their own, for two layers of one model
+            self.metrics = {name: kind(name=prefix + name) for name, kind in kinds.items()}
+        for metric in self.metrics.values():
+            for variable in metric.variables:  # or mixed precision would halve what they add up
+                variable._autocast = False
         # Keras tracks metrics that are attributes of a layer.
         layer._monitored = dict(self.metrics)
 
@@ -101,7 +105,7 @@ class Monitor:
             report: one value a problem.
             valid: which problems count, in the shape of `report.residual`; all by default.
         """
-        self._look("", report)
+        self._look("", report, valid)
         self._update("residual", report.residual)
         self._update("unsolved", tf.cast(~report.converged, tf.float32), valid)
         self._update("iterations", tf.cast(report.iterations, tf.float32))
@@ -127,7 +131,7 @@ class Monitor:
         handles = [_captured(v) for v in (worst.worst, share.total, share.count)]
 
         def observe(report: Report, valid: tf.Tensor | None = None) -> list[Any]:
-            self._look_backward(report)
+            self._look_backward(report, valid)
             old = tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=tf.float32)
             new = _worst_of(tf.reshape(old, [slots]), report.residual)
             unsolved = tf.cast(~report.converged, tf.float32)
@@ -142,7 +146,7 @@ class Monitor:
         return observe
 
     def _look_backward(self, report: Report, valid: tf.Tensor | None = None) -> list[Any]:
-        self._look("backward_", report)
+        self._look("backward_", report, valid)
         return []
 
     def watch(self, name: str, value: tf.Tensor) -> None:
@@ -156,13 +160,16 @@ class Monitor:
             return dict(self._last)
         return {name: float(metric.result()) for name, metric in self.metrics.items()}
 
-    def _look(self, prefix: str, report: Report) -> None:
+    def _look(self, prefix: str, report: Report, valid: tf.Tensor | None) -> None:
+        if self.metrics:
+            return
         # In a graph, or while Keras builds a model, there is no number to look at.
         if not tf.executing_eagerly() or not hasattr(report.residual, "numpy"):
             return
-        if tf.size(report.residual) == 0:
+        converged = report.converged if valid is None else report.converged[valid]
+        if tf.size(converged) == 0:
             return
-        share = float(tf.reduce_mean(tf.cast(~report.converged, tf.float32)))
+        share = float(tf.reduce_mean(tf.cast(~converged, tf.float32)))
         worst = float(tf.reduce_max(report.residual))
         self._last |= {f"{prefix}residual": worst, f"{prefix}unsolved": share}
         if not prefix:

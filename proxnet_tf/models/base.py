@@ -1,7 +1,6 @@
 """What the multiview models share: encoders and predictors, masks, CCA or GCCA."""
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -54,6 +53,11 @@ def with_mask(tensor: tf.Tensor, *masks: tf.Tensor | None) -> tf.Tensor:
     return tensor
 
 
+def unmasked(tensor: tf.Tensor) -> tf.Tensor:
+    """`tensor` without its Keras mask, which `tf.identity` would keep."""
+    return tf.raw_ops.Identity(input=tensor)
+
+
 def average(tensors: Sequence[tf.Tensor], valid_only: bool = False) -> tf.Tensor:
     """The mean of tensors of one shape, masked where all of them are.
 
@@ -88,20 +92,14 @@ def over_last_axes(mask: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 def apply(layer: keras.layers.Layer, x: tf.Tensor, **mode: Any) -> tf.Tensor:
     """`layer(x)`, masked where x is.
 
-    A model hands a mask on to its layers, but Keras warns that it would not, unless the mask is an
-    argument. A mask of whole examples, `(batch,)`, is one of the output too, whatever the layer.
+    A mask of whole examples, `(batch,)`, is one of the output whatever the layer is, and a layer
+    that knows no masks need not see it.
     """
     mask = mask_of(x)
-    if mask is None:
+    if mask is None or len(mask.shape) > 1:
         return layer(x, **mode)
-    if not layer.supports_masking and "mask" in inspect.signature(layer.call).parameters:
-        x, mode = tf.identity(x), {**mode, "mask": mask}
-    elif len(mask.shape) == 1 and not layer.supports_masking:
-        x = tf.identity(x)
-    output = layer(x, **mode)
-    if len(mask.shape) == 1 and mask_of(output) is None:
-        output = with_mask(tf.identity(output), mask)
-    return output
+    output = layer(x if layer.supports_masking else unmasked(x), **mode)
+    return with_mask(tf.identity(output), mask) if mask_of(output) is None else output
 
 
 class MultiviewModel(keras.Model):
@@ -149,7 +147,8 @@ class MultiviewModel(keras.Model):
             build_and_infer(encoder, shape)
             for encoder, shape in zip(self.encoders, input_shape, strict=True)
         ]
-        features = self._build_features(codes, input_shape)
+        self._build_between(codes, input_shape)
+        features = self._feature_shapes(codes, input_shape)
         outputs = [
             tuple(build_and_infer(predictor, shape))
             for predictor, shape in zip(self.predictors, features, strict=True)
@@ -161,8 +160,25 @@ class MultiviewModel(keras.Model):
             )
         self.built = True
 
-    def _build_features(self, codes: list[Any], input_shape: list[Any]) -> list[Any]:
-        raise NotImplementedError
+    def _build_between(self, codes: list[Any], input_shape: list[Any]) -> None:
+        """Builds what takes the codes beside the predictors."""
+
+    def _feature_shapes(self, codes: list[Any], input_shape: list[Any]) -> list[Any]:
+        """Shapes of what the predictors get."""
+        return codes
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        check_views(input_shape, len(self.encoders), type(self).__name__, "shapes")
+        shapes = [tuple(shape) for shape in input_shape]
+        codes = [
+            tuple(encoder.compute_output_shape(shape))
+            for encoder, shape in zip(self.encoders, shapes, strict=True)
+        ]
+        return self.predictors[0].compute_output_shape(self._feature_shapes(codes, shapes)[0])
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        # As for a model without `compute_output_shape`: by `call`, dtypes and lists included.
+        return super(keras.layers.Layer, self).compute_output_spec(*args, **kwargs)
 
     def encode(self, inputs: Any) -> list[tf.Tensor]:
         """The codes of a list of views, a list of tensors: what the encoders make of them.

@@ -156,11 +156,10 @@ class MultiviewClassifier(HasLam, MultiviewModel):
         """The weight lam of the proximal layer; None without one."""
         return None if self.prox is None else self.prox.lam
 
-    def _build_features(self, codes: list[Any], input_shape: list[Any]) -> list[Any]:
+    def _build_between(self, codes: list[Any], input_shape: list[Any]) -> None:
         for layer in (self.regularizer, self.prox):
             if layer is not None:
                 build_and_infer(layer, codes)
-        return codes
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         features = self.encode(inputs)
@@ -170,7 +169,8 @@ class MultiviewClassifier(HasLam, MultiviewModel):
         return self._logits(features, training)
 
     def get_config(self) -> dict[str, Any]:
-        options = (self.prox or self.regularizer).get_config() if self._options else {}
+        layer: Any = self.prox or self.regularizer
+        options = layer.get_config() if self._options else {}
         return {
             **super().get_config(),
             "method": self.method,

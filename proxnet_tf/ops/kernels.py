@@ -31,7 +31,12 @@ class Functionals(NamedTuple):
 
 
 def gradient_flatness(points: tf.Tensor, weight: float = 1.0) -> Functionals:
-    """R(f) = weight/2 sum_i ||grad f(x_i)||^2: z_i = sqrt(weight) dk(x_i, .)/dx_i."""
+    """R(f) = weight/2 sum_i ||grad f(x_i)||^2: z_i = sqrt(weight) dk(x_i, .)/dx_i.
+
+    Example:
+        >>> gradient_flatness(np.zeros((3, 2))).derivative
+        True
+    """
     points = tf.convert_to_tensor(points)
     root = np.sqrt(weight) * tf.eye(points.shape[0] * points.shape[1], dtype=points.dtype)
     return Functionals(points, True, None if weight == 1.0 else root)
@@ -52,7 +57,12 @@ def graph_laplacian(
 
 
 def neighbor_adjacency(points: np.ndarray, num_neighbors: int = 5) -> np.ndarray:
-    """Symmetric 0/1 adjacency that links every point with its `num_neighbors` nearest ones."""
+    """Symmetric 0/1 adjacency that links every point with its `num_neighbors` nearest ones.
+
+    Example:
+        >>> neighbor_adjacency(np.array([[0.0], [1.0], [3.0]]), 1).tolist()
+        [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+    """
     points = np.asarray(points, "float64")
     distances = ((points[:, np.newaxis] - points[np.newaxis]) ** 2).sum(axis=-1)
     np.fill_diagonal(distances, np.inf)
@@ -79,13 +89,13 @@ def gram(kernel: Any, left: Functionals, right: Functionals) -> tf.Tensor:
     return block
 
 
-def _pairs(a, b):
+def _pairs(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Both points of every pair, (p, q, d), so that one backward pass serves all pairs."""
     shape = [tf.shape(a)[0], tf.shape(b)[0], tf.shape(a)[1]]
     return tf.broadcast_to(a[:, tf.newaxis], shape), tf.broadcast_to(b[tf.newaxis], shape)
 
 
-def _left_derivatives(kernel, a, b):
+def _left_derivatives(kernel: Any, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """dk(a_i, b_j)/da_i as a matrix (p d, q)."""
     left, right = _pairs(a, b)
     with tf.GradientTape() as tape:
@@ -95,7 +105,7 @@ def _left_derivatives(kernel, a, b):
     return tf.reshape(tf.transpose(slope, [0, 2, 1]), [-1, tf.shape(b)[0]])
 
 
-def _mixed_derivatives(kernel, a, b):
+def _mixed_derivatives(kernel: Any, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """d^2 k(a_i, b_j)/da_i db_j as a matrix (p d, q d)."""
     left, right = _pairs(a, b)
     size = a.shape[1]
@@ -170,6 +180,10 @@ def inverse_square_root(matrix: tf.Tensor, threshold: float = 1e-12) -> tf.Tenso
     """Pseudo-inverse square root of a symmetric positive semidefinite matrix.
 
     Eigenvalues below `threshold` times the largest count as 0.
+
+    Example:
+        >>> inverse_square_root(tf.constant([[4.0, 0.0], [0.0, 0.0]])).numpy().tolist()
+        [[0.5, 0.0], [0.0, 0.0]]
     """
     values, vectors = tf.linalg.eigh(matrix)
     kept = values > threshold * values[-1]

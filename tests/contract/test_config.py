@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.layer_checks import (
     assert_same,
-    check_config,
+    check_round_trip,
     constructor_arguments,
     same_config,
 )
@@ -19,7 +19,7 @@ CLASSES = {type(make()) for make in CONFIGURED.values()}
 
 @pytest.mark.parametrize("name", CONFIGURED)
 def test_config_survives_json(name):
-    check_config(CONFIGURED[name]())
+    check_round_trip(CONFIGURED[name]())
 
 
 @pytest.mark.parametrize("cls", sorted(CLASSES, key=lambda cls: cls.__name__))
@@ -35,9 +35,9 @@ def test_every_argument_is_checked_with_another_value_than_its_default(cls):
 def test_layers_serialise_before_and_after_build(name):
     case = LAYERS[name]
     layer = case.make(name="mine")
-    check_config(layer)
+    check_round_trip(layer)
     expected = layer(case.inputs, training=case.training)
-    check_config(layer)
+    check_round_trip(layer)
     for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         same_config(copied, layer)
         assert_same(copied(case.inputs, training=case.training), expected, 1e-4)

@@ -4,8 +4,9 @@ import keras
 import numpy as np
 import pytest
 
+from proxnet_tf import ProxKernelFeatures
 from tests.helpers.layer_checks import assert_same, head, map_inputs, randomize, symbolic
-from tests.helpers.registry import LAYERS, register
+from tests.helpers.registry import LAYERS, SEQUENCES, register
 
 
 @register
@@ -70,8 +71,11 @@ def test_a_model_that_holds_two(name, tmp_path):
     model.get_state_tree()
 
 
-@pytest.mark.parametrize("kind", ["subclassed", "sequential"])
-@pytest.mark.parametrize("name", LAYERS)
+TENSOR = [name for name, case in LAYERS.items() if not isinstance(case.inputs, list)]
+PLACES = [(n, "subclassed") for n in LAYERS] + [(n, "sequential") for n in TENSOR]
+
+
+@pytest.mark.parametrize("name, kind", PLACES)
 def test_subclassed_and_sequential_models(name, kind, tmp_path):
     case = LAYERS[name]
 
@@ -81,8 +85,6 @@ def test_subclassed_and_sequential_models(name, kind, tmp_path):
             return Subclassed(layer)
         return keras.Sequential([layer])  # its input comes with the first call
 
-    if kind == "sequential" and isinstance(case.inputs, list):
-        return  # a sequential model takes one tensor
     model = make()
     model(case.inputs)
     expected = prepared(model, case)(case.inputs)
@@ -112,7 +114,8 @@ def test_one_layer_at_two_positions(name, tmp_path):
     assert_same(reloaded([case.inputs, flipped]), expected)
 
 
-@pytest.mark.parametrize("name", [n for n, c in LAYERS.items() if not isinstance(c.inputs, list)])
+# Keras's wrapper takes one tensor and returns one.
+@pytest.mark.parametrize("name", [n for n in TENSOR if n != "ProxLSTM, unrolled"])
 def test_inside_time_distributed(name, tmp_path):
     """The same as the layer on each slice, here the batch as it is and another one."""
     case = LAYERS[name]
@@ -123,9 +126,35 @@ def test_inside_time_distributed(name, tmp_path):
     randomize(model)
     found = model(np.stack(slices, 1))
     wanted = [outer.layer(x) for x in slices]
-    if isinstance(found, list | tuple):
-        found, wanted = found[0], [w[0] for w in wanted]
     assert_same(found, np.stack([np.asarray(w) for w in wanted], 1))
     model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")(np.stack(slices, 1))
-    assert_same(again[0] if isinstance(again, list | tuple) else again, found)
+    assert_same(keras.saving.load_model(tmp_path / "model.keras")(np.stack(slices, 1)), found)
+
+
+@pytest.mark.parametrize("place", ["functional", "subclassed", "time distributed"])
+def test_what_adapt_found_is_in_the_weights(place, tmp_path):
+    rows = SEQUENCES.reshape(-1, SEQUENCES.shape[-1])
+
+    def make(adapted=False):
+        layer = ProxKernelFeatures("gaussian", num_landmarks=4, lam=0.3)
+        if adapted:
+            layer.adapt(rows)
+        if place == "subclassed":
+            return Subclassed(layer)
+        inputs = keras.Input(SEQUENCES.shape[1:])
+        outer = keras.layers.TimeDistributed(layer) if place == "time distributed" else layer
+        return keras.Model(inputs, outer(inputs))
+
+    model = make(adapted=True)
+    expected = model(SEQUENCES)
+    model.save(tmp_path / "model.keras")
+    assert_same(keras.saving.load_model(tmp_path / "model.keras")(SEQUENCES), expected)
+    model.save_weights(tmp_path / "model.weights.h5")
+    fresh = make()
+    fresh.build((None, *SEQUENCES.shape[1:]))
+    fresh.load_weights(tmp_path / "model.weights.h5")
+    assert_same(fresh(SEQUENCES), expected)
+    if place != "subclassed":
+        clone = keras.models.clone_model(model)
+        clone.set_weights(model.get_weights())
+        assert_same(clone(SEQUENCES), expected)

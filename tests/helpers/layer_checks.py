@@ -53,7 +53,7 @@ def same_config(one, other):
     assert configs[0] == configs[1]
 
 
-def check_config(thing):
+def check_round_trip(thing):
     """Every constructor argument is in the config, which survives JSON."""
     config = thing.get_config()
     missing = set(constructor_arguments(type(thing))) - set(config)
@@ -104,3 +104,59 @@ def policy(dtype):
         yield
     finally:
         keras.config.set_dtype_policy(usual)
+
+
+# For the files of tests that name their layers themselves; the registry's need neither.
+
+
+def check_config(layer, allow_default=()):
+    """Every constructor argument is in the config, differs from its default, survives JSON."""
+    config = layer.get_config()
+    for name, default in constructor_arguments(type(layer)).items():
+        assert name in config, f"{name} is missing from get_config()"
+        if name not in allow_default:
+            assert config[name] != default, f"give {name} a value other than its default here"
+    restored = type(layer).from_config(json.loads(json.dumps(config)))
+    assert restored.get_config() == config
+    return restored
+
+
+def check_layer(layer, inputs, tmp_path, *, training=None, atol=1e-5, allow_default=(), fit=True):
+    """Config, JSON, `.keras` file, symbolic = eager = `tf.function`, `fit`, mixed precision.
+
+    `layer`: made with NON-default arguments (but those named in `allow_default`); `inputs`: one
+    float32 array or a list of them, batch first; `training`: the mode of the compared outputs.
+    """
+    check_config(layer, allow_default)
+    call = {} if training is None else {"training": training}
+    symbolic = tf.nest.map_structure(lambda x: keras.Input(x.shape[1:], dtype="float32"), inputs)
+    outputs = layer(symbolic, **call)
+    model = keras.Model(symbolic, outputs)
+    eager = layer(inputs, **call)
+    for spec, value in zip(tf.nest.flatten(outputs), flat(eager), strict=True):
+        assert spec.shape[0] is None
+        assert tuple(spec.shape[1:]) == value.shape[1:]
+        assert keras.backend.standardize_dtype(spec.dtype) == value.dtype
+        assert np.isfinite(value).all()
+    assert_same(tf.function(lambda x: layer(x, **call))(inputs), eager, atol)
+    assert_same(model(inputs), eager, atol)
+
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    reloaded = keras.saving.load_model(path)
+    assert_same(reloaded(inputs), eager, atol)
+
+    if fit:
+        heads = [keras.layers.Dense(1)(keras.layers.Flatten()(o)) for o in tf.nest.flatten(outputs)]
+        head = heads[0] if len(heads) == 1 else keras.layers.Add()(heads)
+        trained = keras.Model(symbolic, head)
+        trained.compile("sgd", "mse")
+        batch = len(flat(inputs)[0])
+        history = trained.fit(inputs, np.zeros((batch, 1), "float32"), epochs=1, verbose=0)
+        assert np.isfinite(history.history["loss"]).all()
+
+    config = layer.get_config() | {"dtype": "mixed_float16"}
+    half = type(layer).from_config(config)
+    for value in flat(half(inputs, **call)):
+        assert value.dtype == np.float16
+        assert np.isfinite(value).all()

@@ -60,7 +60,7 @@ def fitted(name, scope):
     history = model.fit(x, LABELS, batch_size=20, epochs=2, shuffle=False, verbose=0).history
     if getattr(model, "lam", None) is not None:
         model.lam = 0.25
-        assert float(model.prox.lam) == 0.25
+        assert float(tf.convert_to_tensor(model.prox.lam)) == 0.25
     loss = [*history["loss"], model.evaluate(x, LABELS, batch_size=20, verbose=0)]
     return [np.asarray(w) for w in model.get_weights()], loss
 

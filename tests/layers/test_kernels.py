@@ -52,6 +52,7 @@ def test_keras_contract(invariances, tmp_path):
         seed=3,
         kernel_options={"length_scale": 0.9},
         dtype="float32",
+        monitor="left",
     )
     check_layer(
         layer, DATA[:4].astype("float32"), tmp_path, allow_default=("num_landmarks", "power")
@@ -67,6 +68,7 @@ def test_config_with_a_callable_kernel_and_every_argument():
         lam=2.0,
         power=-0.5,
         seed=1,
+        monitor=True,
     )
     check_config(layer, allow_default=("landmarks",))
 
@@ -88,6 +90,94 @@ def test_adapt_and_reload(tmp_path):
     )
     other.adapt(DATA)
     assert np.abs(other(x) - layer(x)).max() > 1e-3
+
+
+def unadapted(**arguments):
+    return ProxKernelFeatures("gaussian", num_landmarks=5, kernel_options=GAUSSIAN, **arguments)
+
+
+class Subclassed(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.features = unadapted(lam=0.3)
+
+    def call(self, x):
+        return self.features(x)
+
+
+def test_adapted_landmarks_are_weights(tmp_path):
+    """Saved and loaded weights, a clone, a subclassed model: none needs another `adapt`."""
+    x = DATA[:4].astype("float32")
+
+    def model():
+        return keras.Sequential([keras.Input((2,)), unadapted(lam=0.3)])
+
+    adapted = model()
+    adapted.layers[0].adapt(DATA)
+    expected = adapted(x)
+    assert np.abs(expected).max() > 0.1
+
+    adapted.save_weights(tmp_path / "m.weights.h5")
+    loaded = model()
+    loaded.load_weights(tmp_path / "m.weights.h5")
+    clone = keras.models.clone_model(adapted)
+    clone.set_weights(adapted.get_weights())
+    config = keras.layers.deserialize(keras.layers.serialize(adapted.layers[0]))
+    config.set_weights(adapted.layers[0].get_weights())
+    for again in (loaded, clone, config):
+        np.testing.assert_array_equal(again(x), expected)
+
+    subclassed = Subclassed()
+    subclassed.features.adapt(DATA)
+    np.testing.assert_array_equal(subclassed(x), expected)
+    subclassed.save(tmp_path / "s.keras")
+    objects = {"Subclassed": Subclassed}
+    restored = keras.saving.load_model(tmp_path / "s.keras", custom_objects=objects)
+    np.testing.assert_array_equal(restored(x), expected)
+
+
+def test_unbuilt_and_unadapted_layers_are_serialised():
+    layer = unadapted()
+    config = keras.layers.serialize(layer)
+    assert keras.layers.deserialize(config).get_config() == layer.get_config()
+    x = np.stack([DATA[:3], DATA[3:6]]).astype("float32")
+    outer = keras.layers.TimeDistributed(unadapted())
+    again = keras.layers.deserialize(keras.layers.serialize(outer))
+    again.layer.adapt(DATA)
+    outer.layer.adapt(DATA)
+    np.testing.assert_array_equal(outer(x), again(x))
+    np.testing.assert_allclose(outer(x)[1], outer.layer(x[1]), atol=1e-6)
+    sequence = keras.Sequential([unadapted()])
+    assert keras.Sequential.from_config(sequence.get_config()).layers[0].num_landmarks == 5
+
+
+def test_an_unadapted_layer_is_refused_wherever_it_runs():
+    x = DATA[:3].astype("float32")
+    with pytest.raises(ValueError, match="must be adapted first"):
+        unadapted()(x)
+    model = keras.Sequential([keras.Input((2,)), unadapted(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be adapted first"):
+        model.fit(x, x[:, :1], verbose=0)
+    model.layers[0].adapt(DATA)
+    assert np.isfinite(model.fit(x, x[:, :1], verbose=0).history["loss"]).all()
+
+
+def test_monitor_shows_the_solves_of_a_variation():
+    layer = features(
+        invariances=[Invariance("gradient_variation", smoothing=0.3)],
+        landmarks=DATA[:4],
+        dtype="float32",
+        monitor="kernel",
+    )
+    model = keras.Sequential([keras.layers.Dense(2), layer, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = DATA[:8].astype("float32")
+    logs = model.fit(x, x[:, :1], epochs=1, verbose=0).history
+    assert 0 < logs["kernel_residual"][0] <= 1e-5 and logs["kernel_unsolved"] == [0.0]
+    assert 0 < logs["kernel_backward_residual"][0] <= 1e-6
+    assert logs["kernel_backward_unsolved"] == [0.0]
+    assert logs["kernel_iterations"][0] >= 1
 
 
 @pytest.mark.parametrize("power", [-1.0, -0.5])
@@ -202,6 +292,7 @@ def test_lam_moves_between_plain_and_flat_features():
         (lambda: ProxKernelFeatures("gaussian", num_landmarks=2, landmarks=DATA), "one of them"),
         (lambda: ProxKernelFeatures("gausian", num_landmarks=2), "psd_kernels"),
         (lambda: ProxKernelFeatures("gaussian", num_landmarks=0), "num_landmarks"),
+        (lambda: features(monitor=1), "`monitor` must be True, False or a string"),
         (lambda: features(power=-2.0), "`power` must be -1.0 or -0.5"),
         (lambda: features(lam=-1.0), "lam"),
         (lambda: features(invariances=["gradient_variation"], power=-0.5), "power=-1"),

@@ -38,11 +38,17 @@ class ProxLSTM(HasLam, keras.layers.RNN):
         solver: `"cg"` or `"cholesky"`, see `ProxLSTMCell`.
         tolerance: Positive float or `None`, see `ProxLSTMCell`.
         max_iterations: Positive integer or `None`, see `ProxLSTMCell`.
-        jit_compile: `True`, `False` or `"auto"`. Whether XLA compiles the loop over time (about
-            twice as fast, a few seconds for every new shape of the input), also where the model
-            around it is not compiled so. `"auto"`: in graphs, if the number of time steps is
-            fixed. Use `False` to convert the layer for a runtime without XLA; LiteRT takes it
-            with `unroll=True` (the loop over time needs the select operations of TensorFlow).
+        jit_compile: `True`, `False` or `"auto"`. Whether XLA compiles the loop over time, also
+            where the model around it is not compiled so: about twice as fast, but the first
+            training step of every new shape of the input takes some seconds longer (two to four;
+            on a busy machine ten or more). The last, smaller batch of an epoch is a new shape:
+            drop it or fill it up. Layers of equal sizes and options, such as the two of
+            `Bidirectional`, share what is compiled. `"auto"`: in graphs, if the number of time
+            steps is fixed. Use `False` for a first epoch without delay, or to convert the layer
+            for a runtime without XLA; LiteRT takes it with `unroll=True` (the loop over time needs
+            the select operations of TensorFlow).
+        monitor: `True`, `False` or a string that metric names start with, see `ProxLSTMCell`.
+            Masked steps do not count.
         return_sequences: Boolean, return h_t of every step rather than of the last one.
         return_state: Boolean, return h and c after the last step too.
         go_backwards: Boolean, process the sequence backwards, return it reversed.

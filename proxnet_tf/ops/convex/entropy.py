@@ -77,36 +77,30 @@ def _newton(w: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
     Returns z and whether every row has converged, which very large and very small lam may prevent.
     """
-    a = lam - 1
-    precision = np.finfo(w.dtype.as_numpy_dtype).eps
-    p = tf.nn.log_softmax(w)
-    z = tf.exp(p)
-    # The mean of (14) under z: nu = log sum e^w + a - a sum z^2.
-    nu = (w - p)[..., :1] + a * (1 - tf.reduce_sum(z**2, axis=-1, keepdims=True))
-    target = w + lam  # p_i + (1 + a z_i) = w_i - nu + a + 1
+    tolerance = tf.constant(np.sqrt(np.finfo(w.dtype.as_numpy_dtype).eps), w.dtype)
+    z = tf.exp(w)
+    total = tf.reduce_sum(z, axis=-1, keepdims=True)
+    target = w + lam  # (14) is p_i + (1 + a z_i) + nu = target_i
 
-    def step(
-        p: tf.Tensor, z: tf.Tensor, nu: tf.Tensor, _: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        growth = (1 - z) + lam * z
-        error = p + growth - target + nu
+    def step(p: tf.Tensor, z: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        growth = 1 + (lam - 1) * z
+        error = p + growth - target  # without nu, which the sum of z decides
         slope = z / growth
-        total = tf.reduce_sum(slope, axis=-1, keepdims=True)
-        change = tf.reduce_sum(z - slope * error, axis=-1, keepdims=True) - 1
-        change /= total
-        moved = (error + change) / growth
+        excess = tf.reduce_sum(z - slope * error, axis=-1, keepdims=True) - 1
+        nu = excess / tf.reduce_sum(slope, axis=-1, keepdims=True)
+        moved = (error + nu) / growth
         p = tf.minimum(p - moved, 0)
-        # Quadratic convergence: half the square of what is left remains.
-        left = _largest(tf.abs(moved) / tf.minimum(growth, 1))
-        return p, tf.exp(p), nu + change, left
+        # Quadratic convergence: half the square of what is left remains, over growth >= lam.
+        left = tf.reduce_max(tf.abs(moved), axis=-1)
+        return p, tf.exp(p), _largest(left) / tf.minimum(lam, 1)
 
-    _, z, _, left = tf.while_loop(
-        lambda *state: state[-1] > np.sqrt(precision),
+    _, z, left = tf.while_loop(
+        lambda *state: state[-1] > tolerance,
         step,
-        (p, z, nu, tf.ones([], w.dtype)),
+        (w - tf.math.log(total), z / total, tf.ones([], w.dtype)),
         maximum_iterations=10,
     )
-    return z, left <= np.sqrt(precision)
+    return z, (left <= tolerance) & (lam > 1e-3)
 
 
 def _nested(w: tf.Tensor, lam: tf.Tensor, floor: tf.Tensor) -> tf.Tensor:

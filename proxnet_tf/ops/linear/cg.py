@@ -48,7 +48,6 @@ def conjugate_gradient(
     axes: tuple[int, ...] = (-1,),
     radius: float | tf.Tensor | None = None,
     image: tf.Tensor | None = None,
-    unrolled: int = 0,
 ) -> CGResult:
     """Solves A x = b for symmetric positive definite A, every example with its own step sizes.
 
@@ -69,8 +68,6 @@ def conjugate_gradient(
         radius: trust-region radius > 0 in the norm of M; none by default.
         image: zeros in the shape of B x, for a linear map B that A is made of and whose value at
             the solution is wanted too. It comes without a further product.
-        unrolled: this many iterations are written out before the loop; examples that are solved
-            stay as they are. `max_iterations` must be a larger integer.
 
     Returns:
         A `CGResult`.
@@ -115,7 +112,8 @@ def conjugate_gradient(
         concave = active & (curvature <= 0)
         new["negative"] |= concave
         alpha = tf.math.divide_no_nan(rz, curvature)
-        moving = active & (curvature > 0)  # false for NaN too
+        finite = tf.math.is_finite(curvature + alpha**2 * inner(p, p))
+        moving = active & (curvature > 0) & finite
         active = moving
         if radius is not None:
             xx, xp, pp = old["xx"], old["xp"], old["pp"]
@@ -128,10 +126,13 @@ def conjugate_gradient(
             moving |= leaving
             active &= ~leaving
         alpha = tf.where(moving, alpha, nothing)
-        new["x"] = tf.where(moving, old["x"] + alpha * p, old["x"])
-        new["r"] = tf.where(moving, old["r"] - alpha * ap, old["r"])
+
+        def along_p(start: tf.Tensor, slope: tf.Tensor) -> tf.Tensor:
+            return start + tf.math.multiply_no_nan(slope, alpha)
+
+        new["x"], new["r"] = along_p(old["x"], p), along_p(old["r"], -ap)
         if along is not None:
-            new["image"] = tf.where(moving, old["image"] + alpha * along, old["image"])
+            new["image"] = along_p(old["image"], along)
         new["rr"], z, new["rz"] = preconditioned(new["r"])
         active &= new["rr"] > target
         beta = tf.math.divide_no_nan(new["rz"], rz)
@@ -142,19 +143,17 @@ def conjugate_gradient(
         new["active"] = active
         return new
 
-    for _ in range(unrolled):
-        state = step(state)
     iterations, state = tf.while_loop(
         lambda iteration, state: tf.reduce_any(state["active"]),
         lambda iteration, state: (iteration + 1, step(state)),
-        (tf.constant(unrolled), state),
-        maximum_iterations=max_iterations - unrolled,
+        (tf.constant(0), state),
+        maximum_iterations=max_iterations,
     )
     x, r, rr = state["x"], state["r"], state["rr"]
     return CGResult(
         solution=x,
         residual=tf.sqrt(tf.math.divide_no_nan(rr, rr0)),
-        converged=rr <= target,
+        converged=(rr <= target) & tf.math.is_finite(target),
         negative_curvature=state["negative"],
         iterations=iterations,
         reduction=(inner(rhs, x) + inner(x, r)) / 2,  # A x = b - r

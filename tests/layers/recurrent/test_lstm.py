@@ -13,7 +13,6 @@ from proxnet_tf.layers.recurrent.lstm import ProxLSTM
 from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell
 from tests.helpers import prox_lstm_reference as reference
 from tests.helpers.differences import central_difference
-from tests.helpers.layer_checks import check_layer
 
 BATCH, STEPS, FEATURES, UNITS = 3, 5, 4, 3
 
@@ -86,27 +85,6 @@ CELL_NON_DEFAULT = dict(
     seed=7,
     implementation=1,
 )
-
-
-def test_layer_contract(tmp_path):
-    layer = ProxLSTM(
-        UNITS,
-        **NON_DEFAULT,
-        return_sequences=True,
-        return_state=True,
-        go_backwards=True,
-        unroll=True,
-        zero_output_for_mask=True,
-        activity_regularizer="l2",
-    )
-    check_layer(layer, data(BATCH, STEPS, FEATURES), tmp_path, allow_default=("stateful",))
-
-
-def test_default_layer_contract(tmp_path):
-    layer = ProxLSTM(UNITS, name="proximal")
-    every = ("stateful", "solver", *NON_DEFAULT, "return_sequences", "return_state")
-    every += ("go_backwards", "unroll", "zero_output_for_mask", "activity_regularizer")
-    check_layer(layer, data(BATCH, STEPS, FEATURES), tmp_path, allow_default=every)
 
 
 def test_every_argument_survives_the_round_trip():

@@ -21,10 +21,9 @@ def times(a):
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-12), ("float32", 1e-5)])
-@pytest.mark.parametrize("unrolled", [0, 3])
-def test_equals_a_dense_solve(dtype, tolerance, unrolled):
+def test_equals_a_dense_solve(dtype, tolerance):
     a, b = spd(12, 5, dtype=dtype), vectors(5, 12, dtype=dtype)
-    found = conjugate_gradient(times(a), tf.constant(b), tolerance=tolerance, unrolled=unrolled)
+    found = conjugate_gradient(times(a), tf.constant(b), tolerance=tolerance)
     exact = np.linalg.solve(a.astype("float64"), b[..., None])[..., 0]
     np.testing.assert_allclose(found.solution, exact, atol=20 * tolerance)
     assert found.solution.dtype == dtype
@@ -108,15 +107,16 @@ def test_radius_in_the_norm_of_the_preconditioner(radius):
     )
     x, exact = found.solution.numpy()[0], np.linalg.solve(a, b[0])
     norm = np.sqrt(np.sum(m * x**2))
-    np.testing.assert_allclose(found.norm[0, 0], norm, rtol=1e-9)
+    np.testing.assert_allclose(found.norm[0, 0], norm, rtol=1e-7)
     np.testing.assert_allclose(found.reduction[0, 0], b[0] @ x - x @ a @ x / 2, rtol=1e-9)
     if np.sqrt(np.sum(m * exact**2)) <= radius:
         np.testing.assert_allclose(x, exact, atol=1e-9)
     else:
-        np.testing.assert_allclose(norm, radius, rtol=1e-9)
+        np.testing.assert_allclose([norm, found.norm[0, 0]], radius, rtol=1e-7)
         cauchy = b[0] / m * radius / np.sqrt(np.sum(b[0] ** 2 / m))
         step = min(1.0, (b[0] @ cauchy) / (cauchy @ a @ cauchy))
-        assert found.reduction[0, 0] >= step * b[0] @ cauchy - step**2 * cauchy @ a @ cauchy / 2
+        best = step * b[0] @ cauchy - step**2 * cauchy @ a @ cauchy / 2
+        assert found.reduction[0, 0] >= best * (1 - 1e-7)
 
 
 def test_preconditioner_saves_iterations():
@@ -127,7 +127,7 @@ def test_preconditioner_saves_iterations():
         times(a), b, preconditioner=lambda r: r / np.diag(a), tolerance=1e-8, max_iterations=500
     )
     assert better.converged.numpy().all()
-    assert better.iterations < plain.iterations / 4
+    assert int(better.iterations) < int(plain.iterations) / 4
     np.testing.assert_allclose(better.solution[0], np.linalg.solve(a, b[0]), atol=1e-7)
 
 
@@ -155,11 +155,10 @@ def test_image_is_the_linear_map_of_the_solution():
     np.testing.assert_allclose(found.solution, exact, atol=1e-9)
 
 
-@pytest.mark.parametrize("unrolled", [0, 2])
-def test_bound_is_kept_and_reported(unrolled):
+def test_bound_is_kept_and_reported():
     a = np.diag(np.geomspace(1, 1e4, 20))
     b = tf.constant(vectors(2, 20))
-    found = conjugate_gradient(times(a), b, max_iterations=4, unrolled=unrolled)
+    found = conjugate_gradient(times(a), b, max_iterations=4)
     assert found.iterations == 4
     assert not found.converged.numpy().any()
     assert (found.residual > 1e-3).numpy().all()

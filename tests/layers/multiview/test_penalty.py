@@ -1,0 +1,147 @@
+"""CCARegularizer and GCCARegularizer."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from proxnet_tf import CCARegularizer, GCCARegularizer
+from tests.helpers import multiview_reference as reference
+from tests.helpers.layer_checks import check_config
+from tests.layers.multiview.cases import EPSILON
+
+
+def penalty(kind, weight=0.3, **options):
+    cls = {"cca": CCARegularizer, "gcca": GCCARegularizer}[kind.name]
+    return cls(weight, **dict(num_components=kind.k, epsilon=EPSILON) | options)
+
+
+def loss(kind, x, k=None, epsilon=EPSILON):
+    k = k or kind.k
+    return reference.value_and_gradient(np.float64(x), kind.sizes, k, epsilon, kind.name)[0]
+
+
+def test_config_holds_every_argument(kind):
+    layer = penalty(kind, epsilon=0.1, split=kind.sizes, nan_is_missing=True, synchronized=True)
+    check_config(layer)
+    expected = dict(epsilon=0.1, split=kind.sizes, nan_is_missing=True, synchronized=True)
+    expected |= dict(weight=0.3, num_components=kind.k)
+    config = layer.get_config()
+    assert {name: config[name] for name in expected} == expected
+
+
+def test_value_and_gradient(kind):
+    x = kind.joined(24, 1, "float64")
+    layer, variable = penalty(kind, split=kind.sizes, dtype="float64"), tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(variable)
+        output = layer(variable)
+        (value,) = layer.losses
+    np.testing.assert_array_equal(output, x)
+    np.testing.assert_allclose(value, 0.3 * loss(kind, x), atol=1e-9)
+    slope = tape.gradient(value, variable).numpy()
+    direction = np.random.default_rng(2).normal(size=x.shape)
+    h = 1e-5
+    change = (loss(kind, x + h * direction) - loss(kind, x - h * direction)) / (2 * h)
+    np.testing.assert_allclose((slope * direction).sum(), 0.3 * change, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype, wanted", [("mixed_float16", "float16"), ("float64", "float64")])
+def test_dtypes(kind, dtype, wanted):
+    x = kind.joined(24)
+    layer = penalty(kind, split=kind.sizes, dtype=dtype)
+    assert layer(x).dtype == wanted
+    assert layer.losses[0].dtype == ("float64" if wanted == "float64" else "float32")
+    atol = 1e-2 if wanted == "float16" else 1e-6
+    np.testing.assert_allclose(layer.losses[0], 0.3 * loss(kind, x), atol=atol)
+
+
+def test_its_loss_is_added_to_the_model(kind):
+    target = np.random.default_rng(4).normal(size=(24, 1)).astype("float32")
+    inputs, moved = kind.encoded(penalty(kind))
+    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(moved)))
+    model.compile("sgd", "mse")
+    views = kind.views(24)
+    dense = [item for item in model.layers if isinstance(item, keras.layers.Dense)][: len(views)]
+    codes = np.concatenate([layer(v) for layer, v in zip(dense, views, strict=True)], 1)
+    value = model.evaluate(views, target, batch_size=24, verbose=0)
+    risk = np.mean((model(views) - target) ** 2)
+    np.testing.assert_allclose(value, risk + 0.3 * loss(kind, codes), rtol=1e-4)
+    # One step of `fit` follows the gradient of both terms.
+    before = dense[0].kernel.numpy()
+    with tf.GradientTape() as tape:
+        output = model(views)
+        total = tf.reduce_mean((output - target) ** 2) + sum(model.losses)
+    slope = tape.gradient(total, dense[0].kernel)
+    model.fit(views, target, batch_size=24, verbose=0)
+    np.testing.assert_allclose(dense[0].kernel, before - 0.01 * slope, atol=1e-6)
+
+
+def test_two_penalties_and_a_shared_one(kind, tmp_path):
+    # The shared layer adds a loss at each of its two positions; other widths are other views.
+    inputs = [keras.Input((d,)) for d in kind.sizes]
+    shared, other = penalty(kind, 0.1), penalty(kind, 0.2, epsilon=0.1)
+    wide = [keras.layers.Dense(d + 1)(x) for d, x in zip(kind.sizes, inputs, strict=True)]
+    outputs = [*other(shared(inputs)), *shared(wide)]
+    model = keras.Model(inputs, outputs)
+    views = kind.views(24)
+    found = model(views)
+    x = np.concatenate(views, 1)
+    codes = np.concatenate(found[len(views) :], 1)
+    sizes = tuple(d + 1 for d in kind.sizes)
+    of_wide = reference.value_and_gradient(np.float64(codes), sizes, kind.k, EPSILON, kind.name)[0]
+    expected = [0.1 * loss(kind, x), 0.1 * of_wide, 0.2 * loss(kind, x, epsilon=0.1)]
+    np.testing.assert_allclose(sorted(map(float, model.losses)), sorted(expected), rtol=1e-4)
+    model(views)
+    assert len(model.losses) == 3  # those of the last call only
+    model.save(tmp_path / "model.keras")
+    reloaded = keras.saving.load_model(tmp_path / "model.keras")
+    reloaded(views)
+    np.testing.assert_allclose(reloaded.losses, model.losses, rtol=1e-5)
+
+
+def test_in_time_distributed_every_step_adds_its_loss(kind):
+    x = np.stack([kind.joined(24, seed) for seed in range(3)], 1)
+    layer = penalty(kind, split=kind.sizes)
+    model = keras.Sequential([keras.Input(x.shape[1:]), keras.layers.TimeDistributed(layer)])
+    np.testing.assert_array_equal(model(x), x)
+    expected = [0.3 * loss(kind, x[:, t]) for t in range(3)]
+    np.testing.assert_allclose(model.losses, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["mask", "NaN", "Keras"])
+def test_rows_with_a_missing_view_take_no_part(kind, how):
+    x, valid = kind.sequences()
+    views = kind.parts(x)
+    views[-1][~valid] = np.nan if how == "NaN" else 0.0
+    layer = penalty(kind, dtype="float64", nan_is_missing=how == "NaN")
+    if how == "Keras":
+        views[-1] = keras.layers.Masking()(views[-1])
+    masks = [*[None] * (len(views) - 1), valid] if how == "mask" else None
+    outputs = layer(views, mask=masks)
+    for out, view in zip(outputs, views, strict=True):
+        np.testing.assert_array_equal(out, view)
+    np.testing.assert_allclose(layer.losses[0], 0.3 * loss(kind, x[valid]), atol=1e-7)
+
+
+def test_a_row_that_is_not_finite_gives_nan(kind):
+    views = kind.views(24)
+    views[0][3, 0] = np.inf
+    layer = penalty(kind)
+    layer(views)
+    assert np.isnan(layer.losses[0])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(weight=-0.5), "`weight` must be a finite number >= 0.*-0.5"),
+        (dict(epsilon=-0.5), "`epsilon` must be a finite number >= 0.*-0.5"),
+        (dict(num_components=0), "`num_components` must be an integer >= 1"),
+        (dict(nan_is_missing=None), "`nan_is_missing` must be True or False"),
+    ],
+)
+def test_bad_arguments(kind, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        penalty(kind, **arguments)
+    assert penalty(kind).supports_jit is False

@@ -1,0 +1,215 @@
+"""The recurrent layers in models: 16 bits, two of a kind, monitors. See `tests/contract` too."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
+from proxnet_tf.layers.recurrent.lstm import ProxLSTM
+from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell
+from tests.layers.recurrent.test_lstm import (
+    BATCH,
+    FEATURES,
+    STEPS,
+    UNITS,
+    built,
+    data,
+    randomize,
+)
+
+RNN = keras.layers.RNN
+
+
+# How a layer over sequences is made of each class.
+LAYERS = {
+    "ProxLSTM": ProxLSTM,
+    "ProxLSTMCell": lambda units, lam, delta=1.0, max_iterations=None, monitor=False, **k: RNN(
+        ProxLSTMCell(units, lam=lam, delta=delta, max_iterations=max_iterations, monitor=monitor),
+        **k,
+    ),
+    "ProxRNNCell": lambda units, lam, delta=1.0, max_iterations=None, monitor=False, **k: RNN(
+        ProxRNNCell(
+            keras.layers.GRUCell(units),
+            lam=lam,
+            delta=delta,
+            max_iterations=max_iterations,
+            monitor=monitor,
+        ),
+        **k,
+    ),
+}
+
+
+def make(kind, lam=0.5, **arguments):
+    return LAYERS[kind](UNITS, lam=lam, **arguments)
+
+
+@pytest.mark.parametrize(
+    "cell, dtype",
+    [
+        ("GRUCell", "mixed_float16"),
+        ("LSTMCell", "mixed_bfloat16"),
+        ("SimpleRNNCell", "mixed_float16"),
+        ("ProxLSTM", "mixed_float16"),
+        ("own LSTM", "mixed_bfloat16"),
+    ],
+)
+def test_training_in_16_bits(cell, dtype):
+    """Finite float32 gradients, near those in float32, eager and in `fit`."""
+
+    def layer(dtype):
+        if cell == "ProxLSTM":
+            return built(ProxLSTM(UNITS, lam=0.5, dtype=dtype))
+        if cell == "own LSTM":
+            return built(RNN(ProxLSTMCell(UNITS, lam=0.5, dtype=dtype), dtype=dtype))
+        inner = getattr(keras.layers, cell)(UNITS, dtype=dtype)
+        return built(RNN(ProxRNNCell(inner, lam=0.5, dtype=dtype), dtype=dtype))
+
+    x, half = data(BATCH, STEPS, FEATURES), layer(dtype)
+    variables = [v.value for v in half.trainable_variables]
+
+    def gradients(layer, variables):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.sin(tf.cast(layer(x, training=True), "float32")))
+        return tape.gradient(loss, variables)
+
+    full = layer("float32")
+    expected = gradients(full, [v.value for v in full.trainable_variables])
+    for run in (gradients, tf.function(gradients)):
+        found = run(half, variables)
+        for a, b in zip(found, expected, strict=True):
+            assert a.dtype == tf.float32
+            assert np.linalg.norm(a - b) < (0.02 if "bf" not in dtype else 0.15) * np.linalg.norm(b)
+    model = keras.Sequential([keras.Input((STEPS, FEATURES)), half, keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    history = model.fit(x, x[:, 0, :1], epochs=2, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_two_in_one_model(kind, tmp_path):
+    """Paths are unique, the state tree and both ways of saving keep the two apart."""
+    inputs = keras.Input((STEPS, FEATURES))
+    both = keras.layers.Bidirectional(make(kind, return_sequences=True))
+    layers = [make(kind, lam) for lam in (0.25, 2.0)]
+    features = both(inputs)
+    outputs = keras.layers.Add()([layer(features) for layer in layers])
+    model = keras.Model(inputs, keras.layers.Dense(1)(outputs))
+    randomize(model)
+    paths = [v.path for v in model.variables]
+    assert len(set(paths)) == len(paths), paths
+    model.compile("sgd", "mse")
+    x = data(BATCH, STEPS, FEATURES)
+    model.fit(x, x[:, 0, :1], verbose=0)
+    tree = model.get_state_tree(value_format="numpy_array")
+    lams = [float(v) for v in tf.nest.flatten(tree["non_trainable_variables"]) if np.ndim(v) == 0]
+    assert {0.25, 0.5, 2.0} <= set(lams)
+    both.forward_layer.cell.lam.assign(4.0)
+    expected = model(x).numpy()
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    reloaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(reloaded(x), expected, atol=1e-6)
+    clone = keras.models.clone_model(model)
+    assert np.abs(clone(x) - expected).max() > 1e-3
+    clone.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_allclose(clone(x), expected, atol=1e-6)
+    assert [v.name for v in clone.weights] == [v.name for v in model.weights]
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_time_distributed_and_a_shared_place(kind):
+    """A sequence of sequences, and one layer in two places, are the layer on each."""
+    layer = built(make(kind))
+    x = data(BATCH, 2, STEPS, FEATURES)
+    inputs = keras.Input((2, STEPS, FEATURES))
+    model = keras.Model(inputs, keras.layers.TimeDistributed(layer)(inputs))
+    expected = np.stack([layer(x[:, 0]), layer(x[:, 1])], axis=1)
+    np.testing.assert_allclose(model(x), expected, atol=1e-6)
+    shared = keras.Model(inputs, [layer(inputs[:, 0]), layer(inputs[:, 1])])
+    np.testing.assert_allclose(np.stack(shared(x), axis=1), expected, atol=1e-6)
+    assert len(shared.trainable_weights) == len(layer.trainable_weights)
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class BareCell(keras.layers.Layer):
+    """A user's cell of one state that is a bare tensor, and that names no initial state."""
+
+    state_size = UNITS
+
+    def build(self, input_shape):
+        self.dense = keras.layers.Dense(UNITS, "tanh")
+        self.dense.build((None, input_shape[-1] + UNITS))
+        self.built = True
+
+    def call(self, inputs, states):
+        state = states[0] if isinstance(states, (list, tuple)) else states
+        new = self.dense(tf.concat([inputs, state], -1))
+        return new, new
+
+
+def test_a_cell_that_returns_a_bare_state():
+    cell = ProxRNNCell(BareCell(), lam=0.3)
+    x, state = tf.constant(data(BATCH, FEATURES)), tf.constant(data(BATCH, UNITS))
+    output, new = cell(x, state)
+    assert new.shape == output.shape == (BATCH, UNITS)
+    assert np.abs(new - output).max() > 1e-3
+    np.testing.assert_array_equal(cell(x, [state])[1], new)
+    assert cell.get_initial_state(2).shape == (2, UNITS)
+    layer = RNN(cell, stateful=True)
+    layer.build((BATCH, STEPS, FEATURES))
+    assert layer(data(BATCH, STEPS, FEATURES)).shape == (BATCH, UNITS)
+
+
+NAMES = ("residual", "unsolved", "iterations", "backward_residual", "backward_unsolved")
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_fit_shows_what_is_unsolved_in_both_passes(kind, masked):
+    """One step of conjugate gradients and a large perturbation: nothing is solved, and it shows."""
+    if masked and kind != "ProxLSTM":
+        masked = False  # Keras hands no mask to cells
+    x = data(4, STEPS, FEATURES)
+    logs = {}
+    for name, arguments in (
+        ("bad", {"delta": 20.0, "max_iterations": 1, "monitor": "bad"}),
+        ("good", {"delta": 1.0, "monitor": True}),
+    ):
+        layer = make(kind, return_sequences=True, **arguments)
+        inputs = keras.Input((STEPS, FEATURES))
+        hidden = keras.layers.Masking()(inputs) if masked else inputs
+        model = keras.Model(inputs, keras.layers.Dense(1)(layer(hidden)))
+        randomize(model)
+        model.compile("sgd", "mse")
+        assert not model.run_eagerly
+        if masked:
+            x[2:, 2:] = 0.0
+        logs[name] = model.fit(x, x[..., :1], batch_size=2, verbose=0).history
+        owner = layer if kind == "ProxLSTM" else layer.cell
+        prefix = "bad_" if name == "bad" else ""
+        status = {prefix + key: value for key, value in owner.status.items()}
+        assert status == pytest.approx({k: v[-1] for k, v in logs[name].items() if k != "loss"})
+    assert set(logs["good"]) == {"loss", *NAMES}
+    assert set(logs["bad"]) == {"loss", *("bad_" + name for name in NAMES)}
+    good, bad = ({k: v[0] for k, v in logs[name].items()} for name in ("good", "bad"))
+    assert bad["bad_residual"] > 0.01 and bad["bad_backward_residual"] > 0.01
+    assert bad["bad_unsolved"] == pytest.approx(1.0)
+    # The last step's c has no cotangent where the output is taken from s: nothing to solve.
+    assert 0.5 < bad["bad_backward_unsolved"] <= 1.0
+    assert bad["bad_iterations"] == 1.0
+    assert 0 < good["residual"] <= 1e-5 and 0 < good["backward_residual"] <= 1e-5
+    assert good["unsolved"] == good["backward_unsolved"] == 0.0
+    assert 1.0 < good["iterations"] <= 2 * UNITS + 10
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_eager_calls_warn_of_what_is_unsolved(kind):
+    layer = built(make(kind, delta=20.0, max_iterations=1))
+    x = data(BATCH, STEPS, FEATURES)
+    with pytest.warns(UserWarning, match="left .* of its proximal problems unsolved"):
+        layer(x)
+    owner = layer if kind == "ProxLSTM" else layer.cell
+    assert owner.status["residual"] > 0.01 and owner.status["unsolved"] > 0.5

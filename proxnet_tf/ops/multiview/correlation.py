@@ -372,7 +372,7 @@ def divided_differences(spectrum: Spectrum) -> Differences:
     )
 
 
-def _regularized(covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor) -> tf.Tensor:
+def _regularized(covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None) -> tf.Tensor:
     within = covariance + epsilon * tf.eye(covariance.shape[0], dtype=covariance.dtype)
     return within if unused is None else within + unused
 

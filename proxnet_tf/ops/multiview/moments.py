@@ -64,7 +64,7 @@ def sum_over_rows(
     def exact() -> tuple[tf.Tensor, ...]:
         return tuple(function(True, *arrays))
 
-    def block(i: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def block(i: Any) -> tuple[tf.Tensor, ...]:
         return function(False, *(None if a is None else a[i : i + BLOCK] for a in arrays))
 
     def in_blocks() -> tuple[tf.Tensor, ...]:

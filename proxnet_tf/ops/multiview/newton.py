@@ -19,6 +19,7 @@ from proxnet_tf.ops.linear.cg import CGResult, conjugate_gradient
 from proxnet_tf.ops.linear.report import Report
 from proxnet_tf.ops.multiview import joint_model, pair_model
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation, Factors, Spectrum
+from proxnet_tf.ops.multiview.packing import Packed, pack, unpack
 from proxnet_tf.ops.multiview.problem import (
     Point,
     Problem,
@@ -127,9 +128,9 @@ def _approximate(
     """`_conjugate_gradient` to a tolerance of at least 1e-4, in float32 where that is faster."""
     if correlation.width < WIDE:
         return _conjugate_gradient(correlation, hessian, rhs, tolerance, radius)
-    data: Any = _cast((hessian, rhs, tf.maximum(tolerance, 1e-4), radius), tf.float32)
-    hessian, right, tolerance, radius = data
-    found = _conjugate_gradient(correlation, hessian, right, tolerance, radius, exact=None)
+    single = _cast((hessian, rhs, tf.maximum(tolerance, 1e-4), radius), tf.float32)
+    hessian, small_rhs, tolerance, radius = single
+    found = _conjugate_gradient(correlation, hessian, small_rhs, tolerance, radius, None)
     return _cast(found, rhs.dtype)
 
 
@@ -152,7 +153,7 @@ def _solve_linear(
 
     def refine(
         i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, better: tf.Tensor, iterations: tf.Tensor
-    ) -> Any:
+    ) -> tuple[tf.Tensor, ...]:
         found = _approximate(correlation, hessian, r, tf.cast(1e-3, r.dtype))
         rest = r - model.product(correlation, hessian, found.solution)
         better = tf.norm(rest) < 0.5 * tf.norm(r)  # False for NaN
@@ -182,37 +183,12 @@ class _Trial(NamedTuple):
     length: tf.Tensor  # of the step, in the preconditioner's norm
 
 
-# A loop variable or an argument of a compiled function costs more than a D x D product: what
-# travels between the compiled parts travels in one stack of matrices and one vector. A layout is a
-# structure of ranks: 2 for [D, D], 1 for [D], 0 for a scalar.
-
+# Layouts for `pack`.
 _SPECTRUM = Spectrum(values=1, basis=2, inverse=2, rotation=2, selected=1)
 _POINT = Point(w=2, spectrum=_SPECTRUM, wt=2, bare=2, pull=2, slope=2, objective=0, residual=0)
 _STATE = _State(point=_POINT, radius=0, stalled=0)
 _TRIAL = _Trial(w=2, covariance=2, predicted=0, length=0)
 _PROBLEM = Problem(root=2, unused=2, epsilon=0, c=0, t=0)
-
-Packed = tuple[tf.Tensor, tf.Tensor]
-
-
-def pack(structure: Any) -> Packed:
-    """The matrices of a structure in one stack, its vectors and scalars in one vector."""
-    flat = tf.nest.flatten(structure)
-    matrices = [x for x in flat if x.shape.rank == 2]
-    rest = [x for rank in (1, 0) for x in flat if x.shape.rank == rank]
-    return tf.stack(matrices), tf.concat([tf.reshape(x, [-1]) for x in rest] or [[]], 0)
-
-
-def unpack(layout: Any, packed: Packed) -> Any:
-    """Undoes `pack` for a structure of the given layout."""
-    matrices, vector = packed
-    ranks, width = tf.nest.flatten(layout), matrices.shape[-1]
-    pools = {
-        2: iter(tf.unstack(matrices)),
-        1: iter(tf.split(vector[: width * ranks.count(1)], ranks.count(1) or 1)),
-        0: iter(tf.unstack(vector[width * ranks.count(1) :])),
-    }
-    return tf.nest.pack_sequence_as(layout, [next(pools[rank]) for rank in ranks])
 
 
 def _propose(
@@ -235,7 +211,9 @@ def _propose(
     return pack(_Trial(w, covariance_of(data, w), predicted, found.norm[0, 0]))
 
 
-def _with_ingredients(correlation: Correlation, problem: Problem, state: Any) -> Any:
+def _with_ingredients(
+    correlation: Correlation, problem: Problem, state: _State
+) -> tuple[Packed, Any]:
     """The packed state and what is to be decomposed at its point."""
     model = MODELS[type(correlation)]
     return pack(state), model.ingredients_at(correlation, problem, state.point)
@@ -298,19 +276,19 @@ def _newton(
     propose, accept, start = (compiled(f, correlation, jit) for f in (_propose, _accept, _start))
     data = pack(problem)
 
-    def factors_of(covariance: tf.Tensor) -> Any:
+    def factors_of(covariance: tf.Tensor) -> Factors:
         return factors_at(correlation, problem, covariance)
 
     def decomposed(ingredients: Any) -> Any:
         model = MODELS[type(correlation)]
         return model.decompose(correlation, ingredients, correlation.width >= WIDE)
 
-    def go_on(iteration: tf.Tensor, state: Any, ingredients: Any) -> tf.Tensor:
+    def go_on(iteration: tf.Tensor, state: Packed, ingredients: Any) -> tf.Tensor:
         point, _, stalled = unpack(_STATE, state)
         unsolved = point.residual > tolerance
         return unsolved & (iteration < max_iterations) & (stalled == 0.0)
 
-    def step(iteration: tf.Tensor, state: Any, ingredients: Any) -> Any:
+    def step(iteration: tf.Tensor, state: Packed, ingredients: Any) -> tuple[Any, ...]:
         trial = propose(data, state, decomposed(ingredients), tolerance)
         factors = factors_of(unpack(_TRIAL, trial).covariance)
         return iteration + 1, *accept(data, state, trial, factors)
@@ -438,7 +416,7 @@ def _hessian_solve(
     decomposed: Any,
     rhs: tf.Tensor,
     tolerance: tf.Tensor,
-) -> Any:
+) -> tuple[tf.Tensor, Report]:
     model = MODELS[type(correlation)]
     hessian = model.hessian_at(correlation, problem, point, decomposed)
     inverse = point.spectrum.inverse

@@ -128,7 +128,7 @@ def reduce_gram(
     return Reduction(problem, lift, turn)
 
 
-def _equilibrated(gram: tf.Tensor, rounding: tf.Tensor) -> tuple[tf.Tensor, ...]:
+def _equilibrated(gram: tf.Tensor, rounding: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Gram matrix of the columns scaled to one, their sizes and the inverses of those.
 
     A constant column has the size zero, and the eigenvalue -1 of its own in the matrix.

@@ -101,7 +101,7 @@ def correlations(
 
 def _spectrum(
     correlation: Correlation,
-    epsilon: tf.Tensor,
+    epsilon: tf.Tensor | float,
     gram: tf.Tensor,
     count: tf.Tensor,
     rounding: tf.Tensor,
@@ -142,7 +142,7 @@ def correlation_loss(
     epsilon = tf.stop_gradient(tf.cast(epsilon, tf.float64))
 
     @tf.custom_gradient
-    def loss(x: tf.Tensor) -> Any:
+    def loss(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
         moments = moments_of(tf.stop_gradient(x), valid, all_reduce)
         count = moments.count
         spectrum = _spectrum(correlation, epsilon, moments.gram, count, moments.rounding)
@@ -152,7 +152,7 @@ def correlation_loss(
         slope = spoiled(moments.finite, slope * (2.0 / tf.maximum(count - 1.0, 1.0)))
         answer = masked(valid, affine(x, slope, -row_times(moments.mean, slope)))
 
-        def backward(y: tf.Tensor) -> Any:
+        def backward(y: tf.Tensor) -> tf.Tensor:
             return differentiable_once(lambda y, _: y * answer, "correlation loss")(y, x)
 
         return tf.cast(value, x.dtype), backward
@@ -210,7 +210,7 @@ def multiview_prox(
     def on_solver_device() -> Any:
         return tf.device(device) if device else contextlib.nullcontext()
 
-    def forward(x: tf.Tensor) -> Any:
+    def forward(x: tf.Tensor) -> tuple[Any, ...]:
         moments = moments_of(x, valid, all_reduce)
         in_range = tf.math.is_finite(lam) & (lam > 0.0) & (epsilon >= 0.0)
         ok = moments.finite & in_range
@@ -233,8 +233,13 @@ def multiview_prox(
         return output, step, report, moments, reduction, found
 
     def implicit(
-        y: tf.Tensor, x: tf.Tensor, step: tf.Tensor, moments: Any, reduction: Any, found: Any
-    ) -> Any:
+        y: tf.Tensor,
+        x: tf.Tensor,
+        step: tf.Tensor,
+        moments: Moments,
+        reduction: Reduction,
+        found: Solution,
+    ) -> tf.Tensor:
         cross, total_y = _cross_moments(x, y, valid, moments, all_reduce)
         sound, cross = guarded(spoiled(tf.reduce_all(tf.math.is_finite(step)), cross))
         tolerance = _backward_tolerance(settings, x.dtype)
@@ -250,7 +255,7 @@ def multiview_prox(
         report = report._replace(converged=report.converged & sound)
         return observed(observer, report, kept(valid, answer, y))
 
-    def central_difference(y: tf.Tensor, x: tf.Tensor) -> Any:
+    def central_difference(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         # Step of the published code, on the central difference of Domke (2010).
         inside = masked(valid, y)
         size = tf.reduce_max(tf.abs(inside))
@@ -261,13 +266,13 @@ def multiview_prox(
         return observed(observer, _worst(above[2], below[2]), kept(valid, change, y))
 
     @tf.custom_gradient
-    def prox(x: tf.Tensor) -> Any:
+    def prox(x: tf.Tensor) -> tuple[Any, Any]:
         output, step, report, moments, reduction, found = forward(tf.stop_gradient(x))
         mean, matrix = tf.cast(moments.mean, x.dtype), tf.cast(step, x.dtype)
         before, after = correlation.constant - found.initial, total(found.point.spectrum)
 
-        def backward(y: tf.Tensor, *_: tf.Tensor) -> Any:
-            def answer(y: tf.Tensor, x: tf.Tensor) -> Any:
+        def backward(y: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+            def answer(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
                 if gradient == "finite_difference":
                     return central_difference(y, x)
                 return implicit(y, x, step, moments, reduction, found)

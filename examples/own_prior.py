@@ -28,7 +28,7 @@ def make_prior(strength):
 
 def main(arguments=None):
     options = show.options(__doc__, arguments)
-    rows, hours = (20, 24) if options.small else (200, 48)
+    rows, hours = (20, 24) if options.small else (100, 48)
     rng = np.random.default_rng(0)
     phase = rng.uniform(0, 2 * np.pi, (rows, 1))
     rate = 3.0 + 2.0 * np.sign(np.sin(2 * np.pi * np.arange(hours) / 24 + phase))

@@ -25,7 +25,7 @@ def start(module, **environment):
 
 def result_of(process):
     try:
-        output, errors = process.communicate(timeout=300)
+        output, errors = process.communicate(timeout=900)
     finally:
         process.kill()
     lines = [line for line in output.splitlines() if line.startswith("RESULT ")]

@@ -159,7 +159,6 @@ def generic_table(rng, shape=(256, 64)):
             generic = Prox(
                 lambda z, q=q: tf.reduce_sum(z * tf.matmul(z, q), axis=-1) / 2,
                 lam=lam,
-                monitor=True,
                 dtype=dtype,
             )
             fast, slow = tf.function(closed), tf.function(generic)

@@ -1,5 +1,6 @@
 """AdversarialModel: training with perturbed inputs of a named layer."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -162,6 +163,13 @@ class AdversarialModel(keras.Model):
     def build(self, input_shape: Any = None) -> None:
         self.built = True
 
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return self.model.compute_output_shape(input_shape)
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        # As for a model without `compute_output_shape`: by `call`, dtypes included.
+        return super(keras.layers.Layer, self).compute_output_spec(*args, **kwargs)
+
     def train_step(self, data: Any) -> dict[str, Any]:
         """A step of training on the whole objective, in `fit`."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -195,8 +203,11 @@ class AdversarialModel(keras.Model):
             total = loss + self.weight * tf.cast(extra, loss.dtype)
             scaled = self.optimizer.scale_loss(total)
         variables = self.trainable_weights
-        gradients = tape.gradient(scaled, [v.value for v in variables])
-        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        if variables:
+            gradients = tape.gradient(scaled, [v.value for v in variables])
+            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        else:
+            warnings.warn("The model does not have any trainable weights.", stacklevel=2)
         for metric in self.metrics:
             if metric.name == "loss":
                 size = tf.shape(tf.nest.flatten(x)[0])[0]
@@ -213,7 +224,9 @@ class AdversarialModel(keras.Model):
         mask = masks[0] if masks else mask_of(z)
 
         def predict(perturbation: tf.Tensor) -> Any:
-            moved = with_mask(z + perturbation, mask_of(z))
+            moved = z + perturbation
+            if self.layer is not None:  # else the model makes its mask from its input
+                moved = with_mask(moved, mask_of(z))
             return back([*points[:position], moved, *points[position + 1 :]], training=training)
 
         return predict, z, mask
@@ -275,6 +288,30 @@ class FromLayer(keras.Model):
         return None
 
 
+def _first_input(output: Any, layer: keras.layers.Layer) -> Any:
+    """What a layer gets at its first use on the way to a symbolic output.
+
+    `layer.input` may be of another model that holds the layer, or held it before.
+    """
+    uses: list[Any] = []
+    seen: set[tuple[int, int]] = set()
+    waiting = [(output, False)]
+    while waiting:
+        tensor, sources_done = waiting.pop()
+        operation, index, _ = tensor._keras_history
+        inputs = operation._inbound_nodes[index].input_tensors
+        if sources_done:
+            uses += [inputs] if operation is layer else []
+        elif (id(operation), index) not in seen:
+            seen.add((id(operation), index))
+            waiting += [(tensor, True), *((source, False) for source in inputs)]
+    if not uses:
+        raise ValueError(
+            f"`layer` must lead to the output of the model. Received: layer={layer.name!r}"
+        )
+    return uses[0]
+
+
 def _split(model: Any, layer: str | None) -> tuple[Callable, keras.Model, int]:
     """The model up to the input of a layer, from there on, and which input is perturbed."""
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
@@ -296,7 +333,7 @@ def _split(model: Any, layer: str | None) -> tuple[Callable, keras.Model, int]:
         names = [part.name for part in model.layers]
         if layer not in names:
             raise ValueError(f"`layer` must be one of {names}. Received: layer={layer!r}")
-        point = model.get_layer(layer).input
+        point = _first_input(outputs[0], model.get_layer(layer))
     points = tf.nest.flatten(point)  # Keras lists the mask of a recurrent layer as an input
     floating = [k for k, part in enumerate(points) if tf.as_dtype(part.dtype).is_floating]
     if len(floating) > 1:
@@ -319,8 +356,26 @@ def _split(model: Any, layer: str | None) -> tuple[Callable, keras.Model, int]:
             f"`layer`. Received: layer={layer!r}"
         ) from error
     if layer is None:
-        return (lambda x, training: [x]), back, floating[0]
+        # What makes a mask from the input, such as Masking: a step of padding stays one.
+        maskers = [
+            part
+            for part in back.operations
+            if isinstance(part, keras.layers.Layer)
+            and any(_is_only(point, node.input_tensors) for node in part._inbound_nodes)
+        ]
+
+        def whole(x: Any, training: bool) -> list[tf.Tensor]:
+            (x,) = tf.nest.flatten(x)
+            masks = [part.compute_mask(x, None) for part in maskers]
+            return [with_mask(tf.identity(x), *(m for m in masks if tf.is_tensor(m)))]
+
+        return whole, back, floating[0]
     # A sequential model that was never called has no `input`.
     source = inputs[0] if isinstance(model, keras.Sequential) else model.input
     front = keras.Model(source, points)
     return front, back, floating[0]
+
+
+def _is_only(tensor: Any, tensors: list[Any]) -> bool:
+    """Whether a list holds this symbolic tensor (which has no `==`) and nothing else."""
+    return len(tensors) == 1 and tensors[0] is tensor

@@ -147,7 +147,8 @@ class MultiviewModel(keras.Model):
             build_and_infer(encoder, shape)
             for encoder, shape in zip(self.encoders, input_shape, strict=True)
         ]
-        features = self._build_features(codes, input_shape)
+        self._build_between(codes, input_shape)
+        features = self._feature_shapes(codes, input_shape)
         outputs = [
             tuple(build_and_infer(predictor, shape))
             for predictor, shape in zip(self.predictors, features, strict=True)
@@ -159,8 +160,25 @@ class MultiviewModel(keras.Model):
             )
         self.built = True
 
-    def _build_features(self, codes: list[Any], input_shape: list[Any]) -> list[Any]:
-        raise NotImplementedError
+    def _build_between(self, codes: list[Any], input_shape: list[Any]) -> None:
+        """Builds what takes the codes beside the predictors."""
+
+    def _feature_shapes(self, codes: list[Any], input_shape: list[Any]) -> list[Any]:
+        """Shapes of what the predictors get."""
+        return codes
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        check_views(input_shape, len(self.encoders), type(self).__name__, "shapes")
+        shapes = [tuple(shape) for shape in input_shape]
+        codes = [
+            tuple(encoder.compute_output_shape(shape))
+            for encoder, shape in zip(self.encoders, shapes, strict=True)
+        ]
+        return self.predictors[0].compute_output_shape(self._feature_shapes(codes, shapes)[0])
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        # As for a model without `compute_output_shape`: by `call`, dtypes and lists included.
+        return super(keras.layers.Layer, self).compute_output_spec(*args, **kwargs)
 
     def encode(self, inputs: Any) -> list[tf.Tensor]:
         """The codes of a list of views, a list of tensors: what the encoders make of them.

@@ -156,11 +156,10 @@ class MultiviewClassifier(HasLam, MultiviewModel):
         """The weight lam of the proximal layer; None without one."""
         return None if self.prox is None else self.prox.lam
 
-    def _build_features(self, codes: list[Any], input_shape: list[Any]) -> list[Any]:
+    def _build_between(self, codes: list[Any], input_shape: list[Any]) -> None:
         for layer in (self.regularizer, self.prox):
             if layer is not None:
                 build_and_infer(layer, codes)
-        return codes
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         features = self.encode(inputs)

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import check_number
+from proxnet_tf.checks import at_least_float32, check_number
 from proxnet_tf.models.base import (
     MultiviewModel,
     apply,
@@ -91,7 +91,7 @@ class DCCA(MultiviewModel):
             name="pretrained", shape=(), initializer="zeros", trainable=False
         )
 
-    def _build_features(self, codes: list[Any], input_shape: list[Any]) -> list[Any]:
+    def _feature_shapes(self, codes: list[Any], input_shape: list[Any]) -> list[Any]:
         if not self.concatenate_inputs:
             return codes
         return [(*c[:-1], c[-1] + x[-1]) for c, x in zip(codes, input_shape, strict=True)]
@@ -213,7 +213,7 @@ class DCCAE(DCCA):
         for decoder in self.decoders:
             decoder.trainable = False
 
-    def _build_features(self, codes: list[Any], input_shape: list[Any]) -> list[Any]:
+    def _build_between(self, codes: list[Any], input_shape: list[Any]) -> None:
         for decoder, code, view in zip(self.decoders, codes, input_shape, strict=True):
             shape = build_and_infer(decoder, code)
             if tuple(shape)[1:] != tuple(view)[1:]:
@@ -221,7 +221,6 @@ class DCCAE(DCCA):
                     f"A decoder must return the shape of its view, {tuple(view)}. Received: "
                     f"{tuple(shape)}"
                 )
-        return super()._build_features(codes, input_shape)
 
     def pretrain(
         self, x: Any, y: Any = None, *, optimizer: Any = "adam", **fit_arguments: Any
@@ -276,7 +275,7 @@ class _Pretraining(keras.Model):
         self.add_loss(correlation)
         self.correlation_tracker.update_state(correlation)
         if self.decoders:
-            error = tf.add_n(
+            error = sum(
                 [
                     mean_square(tf.cast(x, code.dtype) - apply(decoder, code), mask)
                     for x, code, decoder, mask in zip(
@@ -284,13 +283,15 @@ class _Pretraining(keras.Model):
                     )
                 ]
             )
+            error = tf.cast(error, correlation.dtype)
             self.add_loss(self.reconstruction_weight * error)
             self.reconstruction_tracker.update_state(error)
         return codes
 
 
 def mean_square(difference: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """Mean of the squares over the examples or steps that a mask leaves in."""
+    """Mean of the squares over the examples or steps that a mask leaves in, at least float32."""
+    difference = tf.cast(difference, at_least_float32(difference.dtype))
     if mask is None:
         return tf.reduce_mean(tf.square(difference))
     # Selected before the square: the gradient of NaN squared would be NaN at masked steps too.

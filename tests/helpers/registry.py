@@ -222,7 +222,7 @@ LAYERS = {
     ),
     "ProxCCA, moving, sequences": Layer(
         ProxCCA,
-        lambda: dict(lam=0.5, inference="moving", momentum=0.5, monitor=True, **PLAIN),
+        lambda: dict(lam=0.5, inference="moving", momentum=0.5, **PLAIN),
         VIEW_SEQUENCES,
         (0, 3, 0),
         rows="together",
@@ -535,7 +535,6 @@ MODELS = {
             epsilon=0.1,
             inference="moving",
             correlation_weight=0.1,
-            monitor=True,
             momentum=0.5,
             **PLAIN,
             predict_with=1,

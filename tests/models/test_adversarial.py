@@ -404,6 +404,37 @@ def test_token_model_is_perturbed_after_its_embedding():
         AdversarialModel(model)
 
 
+def test_a_sequential_model_reloads(tmp_path):
+    x, _ = sequences()
+    model = compiled(steps_model(), layer="recurrent", epsilon=0.3)
+    y = np.zeros((4, STEPS), "int32")
+    model.fit(x, y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    twin = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(twin(x), model(x), atol=1e-6)
+    losses = [m.fit(x, y, verbose=0).history["loss"][0] for m in (model, twin)]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert twin.compute_output_shape((None, 7, FEATURES)) == (None, 7, CLASSES)
+
+
+def test_a_layer_of_two_models():
+    shared = keras.layers.LSTM(6, name="recurrent")
+    for seed in (0, 1):
+        model = compiled(make_model(shared, seed=seed), layer="recurrent")
+        assert np.isfinite(model.fit(*sequences(), verbose=0).history["loss"]).all()
+
+
+def test_without_trainable_weights():
+    model = compiled(make_model(), layer="recurrent")
+    model.trainable = False
+    before = model.get_weights()
+    with pytest.warns(UserWarning, match="does not have any trainable weights"):
+        history = model.fit(*sequences(), verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+    for found, wanted in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_bad_arguments():
     model = make_model()
     for arguments, message in [

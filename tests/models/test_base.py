@@ -339,6 +339,26 @@ def test_missing_views(views, predict_with):
     assert all(np.isfinite(w).all() for w in model.get_weights())
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_output_shape(name):
+    assert MODELS[name]().compute_output_shape([(12, 7), (12, 5)]) == (12, 2)
+    model = MODELS[name](predict_with=1)
+    inputs = [keras.Input((7,)), keras.Input((5,))]
+    assert model(inputs).shape == (None, 2)
+
+
+@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "float64"])
+def test_precisions_of_pretraining(dtype):
+    old = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype)
+    try:
+        model = MODELS["dccae"]()
+        history = model.pretrain(make_data(20)[0], epochs=1, verbose=0).history
+    finally:
+        keras.config.set_dtype_policy(old)
+    assert np.isfinite([values[0] for values in history.values()]).all()
+
+
 def test_models_as_predictors_get_and_give_masks():
     views, labels, valid = padded()
     networks = [keras.Sequential([Dense(4, activation="relu"), Dense(2)]) for _ in range(2)]

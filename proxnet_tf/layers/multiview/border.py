@@ -37,8 +37,10 @@ class Views(NamedTuple):
     def leave(self, rows: tf.Tensor, dtype: str) -> Any:
         """Rows `[n, D]` in the structure and the shapes of the views outside."""
         width = self.correlation.width
-        x = tf.reshape(rows, tf.concat([self.lead, [width]], 0))
-        x = tf.cast(tf.ensure_shape(x, (*self.parts[0].shape[:-1], width)), dtype)
+        # The known sizes as numbers: LiteRT does not translate `tf.ensure_shape`.
+        known = self.parts[0].shape[:-1]
+        lead = [n if n is not None else self.lead[axis] for axis, n in enumerate(known)]
+        x = tf.cast(tf.reshape(rows, [*lead, width]), dtype)
         if len(self.parts) == 1:
             return x
         parts = tf.split(x, self.correlation.sizes, axis=-1)

@@ -223,7 +223,8 @@ class ProxCCA(_MultiviewProx):
             of what comes in and what goes out (means over the epoch's batches), and, in training,
             whether the map and its gradient were solved: `residual`, `unsolved`, `iterations`,
             `backward_residual`, `backward_unsolved` (the worst residual, the share that missed the
-            tolerance). False by default; `layer.status` then has those of the last eager call.
+            tolerance). False by default; `layer.status` then has those of the last eager call. A
+            monitored layer takes its decompositions into an exported model: export without.
         split: (d1, d2) when the views come side by side in one tensor; halves by default.
         nan_is_missing: whether a NaN marks its view as missing in that row, as a mask does; False
             by default.

@@ -79,8 +79,8 @@ def smooth_prox(
         start: a point where R is finite, in the shape of x; x (projected) by default.
         tolerance: bound on the residual; `default_tolerance(x.dtype)` by default.
         max_iterations: bound on the iterations of each solver, and on those of the conjugate
-            gradients that solve (1) in the backward pass.
-        observer: called in the backward pass with the `Report` of (1): relative residuals, one a
+            gradients that solve (10) in the backward pass.
+        observer: called in the backward pass with the `Report` of (10): relative residuals, one a
             row. A system that is not positive definite counts as unsolved.
 
     Returns:

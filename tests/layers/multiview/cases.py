@@ -79,6 +79,7 @@ class Kind(NamedTuple):
 
     def encoded(self, layer):
         """Inputs, Dense encoders, the layer: symbolic."""
+        keras.utils.set_random_seed(0)
         inputs = [keras.Input((size,)) for size in self.sizes]
         codes = [keras.layers.Dense(d)(x) for d, x in zip(self.sizes, inputs, strict=True)]
         return inputs, layer(codes)

@@ -146,7 +146,7 @@ def test_the_report_of_the_gradient_tells_its_residual(steps, solved):
 
 
 def test_a_gradient_at_negative_curvature_is_unsolved():
-    """A saddle: the system (1) is not positive definite."""
+    """A saddle: the system (10) is not positive definite."""
     seen = []
     x = tf.constant([[0.0, 0.0]], tf.float64)
     with tf.GradientTape() as tape:

@@ -27,7 +27,7 @@ _DropoutRNNCell = next(c for c in keras.layers.LSTMCell.__mro__ if c.__name__ ==
 
 
 @contextlib.contextmanager
-def _fixed_dropout(cell: keras.layers.Layer, masks: tuple[Any, Any]) -> Iterator[None]:
+def _fixed_dropout(cell: keras.layers.Layer, masks: list[Any]) -> Iterator[None]:
     """Gives the cell these masks: gradients are taken when a sequence has dropped its own."""
     if not isinstance(cell, _DropoutRNNCell):
         yield
@@ -185,32 +185,39 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
         variables = cell.trainable_variables
         weights = [tf.convert_to_tensor(v.value) for v in variables]
         # Read before the call below: the Jacobian's calls then draw the same random numbers.
-        constants = [(v, tf.convert_to_tensor(v.value)) for v in cell.non_trainable_variables]
-        masks = self.get_dropout_mask(inputs), self.get_recurrent_dropout_mask(states[0])
+        fixed = cell.non_trainable_variables
+        fixed_values = [tf.convert_to_tensor(v.value) for v in fixed]
+        masks = [self.get_dropout_mask(inputs), self.get_recurrent_dropout_mask(states[0])]
         output, new_states = cell(inputs, structure, **mode)
         new_structure, new_states = new_states, tf.nest.flatten(new_states)
         s = new_states[self.state_index]
 
         dtype = at_least_float32(self.compute_dtype)
-        floating = [k for k, state in enumerate(states) if state.dtype.is_floating]
+        floating = [state.dtype.is_floating for state in states]
+        count = sum(floating)
 
-        def new_state(x: tf.Tensor, *parameters: tf.Tensor) -> tf.Tensor:
-            """s as a function of tensors only: the input, the states and the weights."""
-            arguments = list(states)
-            for k, parameter in zip(floating, parameters, strict=False):
-                arguments[k] = parameter
+        def new_state(x: tf.Tensor, parameters: Any, constants: Any) -> tf.Tensor:
+            """s as a function of tensors only: the input, states and weights, and constants."""
+            fixed_values, masks, others = constants
+            kinds = iter(parameters[:count]), iter(others)
+            arguments = [next(kinds[0] if is_floating else kinds[1]) for is_floating in floating]
             arguments = tf.nest.pack_sequence_as(structure, arguments)
-            values = list(zip(variables, parameters[len(floating) :], strict=True))
-            with _fixed_dropout(cell, masks), keras.StatelessScope(values + constants):
+            values = [*zip(variables, parameters[count:], strict=True)]
+            values += zip(fixed, fixed_values, strict=True)
+            with _fixed_dropout(cell, masks), keras.StatelessScope(values):
                 # Through `__call__`, which computes in the dtype of the cell.
                 _, found = cell(tf.cast(x, cell.compute_dtype), arguments, **mode)
             return tf.cast(tf.nest.flatten(found)[self.state_index], dtype)
 
+        by_kind = [
+            [s for s, f in zip(states, floating, strict=True) if f is k] for k in (True, False)
+        ]
         sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(lam_of(self, dtype)))
         c, report = prox_black_box(
             new_state,
             tf.cast(inputs, dtype),
-            [*(states[k] for k in floating), *weights],
+            [*by_kind[0], *weights],
+            [fixed_values, masks, by_kind[1]],
             tf.cast(s, dtype),
             sqrt_rho,
             self._solver,

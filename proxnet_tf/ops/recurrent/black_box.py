@@ -6,6 +6,7 @@ linear map is its gradient.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -18,20 +19,19 @@ Product = Callable[[tf.Tensor], tf.Tensor]
 
 
 class Linearised:
-    """s = state(x, *parameters), and products with its Jacobian in x, the state evaluated once.
+    """s as a function of the input x, and products with its Jacobian, the state evaluated once.
 
     Args:
-        state: see `prox_black_box`.
-        x: (batch, features).
-        parameters: the further arguments of `state`.
+        state: from x, (batch, features), to s.
+        x: where.
     """
 
-    def __init__(self, state: State, x: tf.Tensor, parameters: Sequence[tf.Tensor]):
+    def __init__(self, state: Product, x: tf.Tensor):
         self._x = x
         self._tape = tf.GradientTape(persistent=True)
         with self._tape:
             self._tape.watch(x)
-            self.s = state(x, *parameters)
+            self.s = state(x)
         self._probe = tf.zeros_like(self.s)
         self._transpose_tape = tf.GradientTape(persistent=True)
         with self._transpose_tape:
@@ -53,6 +53,7 @@ def prox_black_box(
     state: State,
     x: tf.Tensor,
     parameters: Sequence[tf.Tensor],
+    constants: Any,
     s: tf.Tensor,
     sqrt_rho: tf.Tensor,
     solver: Solver,
@@ -62,11 +63,12 @@ def prox_black_box(
     """(I + J J^T)^-1 s for any cell, (6), differentiable in x, parameters, s to every order.
 
     Args:
-        state: `state(x, *parameters)` is the new state, (batch, units): a pure function of its
-            tensors, independent by example, twice differentiable (once more for each further
-            order of derivative).
+        state: `state(x, parameters, constants)` is the new state, (batch, units): a pure function
+            of its tensors, independent by example, twice differentiable (once more for each
+            further order of derivative).
         x: the input of the cell, (batch, features).
         parameters: everything else that J depends on and gradients are wanted of.
+        constants: a structure of the other tensors (and `None`) that J depends on.
         s: the new state, (batch, units).
         sqrt_rho: delta / sqrt(lam), a constant of the map.
         solver: how the system is solved.
@@ -76,17 +78,16 @@ def prox_black_box(
     Returns:
         c, (batch, units), and the report of its solve.
     """
-    sqrt_rho = tf.stop_gradient(sqrt_rho)
 
-    def solve(x: tf.Tensor, *parameters_and_rhs: tf.Tensor) -> Solved:
-        *parameters, rhs = parameters_and_rhs
+    def solve(inputs: Tensors, constants: Any, rhs: tf.Tensor) -> Solved:
+        (x, *parameters), (others, sqrt_rho) = inputs, constants
         if solver.method == "cholesky":
             with tf.GradientTape() as tape:
                 tape.watch(x)
-                new_state = state(x, *parameters)
+                new_state = state(x, parameters, others)
             j = sqrt_rho * tape.batch_jacobian(new_state, x)
             return solve_dense(rhs, j, lambda u: tf.linalg.matvec(j, u))
-        linear = Linearised(state, x, parameters)
+        linear = Linearised(lambda x: state(x, parameters, others), x)
         return solve_by_products(
             rhs,
             product=lambda v: sqrt_rho * linear.product(v),
@@ -97,25 +98,28 @@ def prox_black_box(
             jacobian_dtype=jacobian_dtype,
         )
 
-    def transpose(x: tf.Tensor, *parameters_and_c: tf.Tensor) -> tf.Tensor:
-        *parameters, c = parameters_and_c
+    def transpose(inputs: Tensors, constants: Any, c: tf.Tensor) -> tf.Tensor:
+        (x, *parameters), (others, sqrt_rho) = inputs, constants
         with tf.GradientTape() as tape:
             tape.watch(x)
-            new_state = state(x, *parameters)
+            new_state = state(x, parameters, others)
         return sqrt_rho * tape.gradient(new_state, x, c, unconnected_gradients="zero")
 
-    def contract(x: tf.Tensor, *tensors: tf.Tensor) -> Tensors:
+    def contract(
+        inputs: Tensors, constants: Any, a: tf.Tensor, w: tf.Tensor, c: tf.Tensor, u: tf.Tensor
+    ) -> Tensors:
         """Cotangents of x and the parameters: (8) with dJ expressed by its products."""
-        *parameters, a, w, c, u = tensors
-        inputs = [x, *parameters]
+        (x, *parameters), (others, sqrt_rho) = inputs, constants
         with tf.GradientTape() as outer:
             outer.watch(inputs)
             with tf.GradientTape(persistent=True) as tape:
                 tape.watch(x)
-                new_state = state(x, *parameters)
+                new_state = state(x, parameters, others)
             along_a = tape.gradient(new_state, x, a, unconnected_gradients="zero")
             along_c = tape.gradient(new_state, x, c, unconnected_gradients="zero")
             total = -sqrt_rho * tf.reduce_sum(along_a * u + along_c * w)
         return outer.gradient(total, inputs, unconnected_gradients="zero")
 
-    return implicit_state([x, *parameters], s, solve, transpose, contract, observer)
+    return implicit_state(
+        [x, *parameters], s, [constants, sqrt_rho], solve, transpose, contract, observer
+    )

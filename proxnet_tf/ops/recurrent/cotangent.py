@@ -152,29 +152,27 @@ def prox_state(
     if solver.method == "cholesky":
         return solve_gates(s, slopes, kernels, solver).c
 
-    def of(kernel: tf.Tensor) -> GateKernels:
-        return GateKernels(kernel, scale=kernels.scale)
+    def solve(inputs: Tensors, scale: tf.Tensor | None, rhs: tf.Tensor) -> Solved:
+        return solve_gates(rhs, inputs[0], GateKernels(inputs[1], scale=scale), solver)
 
-    def solve(slopes: tf.Tensor, kernel: tf.Tensor, rhs: tf.Tensor) -> Solved:
-        return solve_gates(rhs, slopes, of(kernel), solver)
-
-    def transpose(slopes: tf.Tensor, kernel: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
-        return of(kernel).transpose(slopes * side_by_side(c))
+    def transpose(inputs: Tensors, scale: tf.Tensor | None, c: tf.Tensor) -> tf.Tensor:
+        return GateKernels(inputs[1], scale=scale).transpose(inputs[0] * side_by_side(c))
 
     def contract(
-        slopes: tf.Tensor,
-        kernel: tf.Tensor,
+        inputs: Tensors,
+        scale: tf.Tensor | None,
         a: tf.Tensor,
         w: tf.Tensor,
         c: tf.Tensor,
         u: tf.Tensor,
     ) -> Tensors:
-        gates = of(kernel)
+        slopes, gates = inputs[0], GateKernels(inputs[1], scale=scale)
         d_slopes = slopes_cotangent(a, gates.products(w), c, gates.products(u))
         slopes_a, slopes_c = slopes * side_by_side(a), slopes * side_by_side(c)
         return d_slopes, -(gates.outer(u, slopes_a) + gates.outer(w, slopes_c))
 
-    return implicit_state([slopes, kernels.kernel], s, solve, transpose, contract)[0]
+    inputs = [slopes, kernels.kernel]
+    return implicit_state(inputs, s, kernels.scale, solve, transpose, contract)[0]
 
 
 def composed_step(

@@ -98,22 +98,30 @@ def with_gradient(
         The values and the report of `forward`.
     """
     number = len(arguments)
+    given, rebuild = _without_none(constants)
 
     @tf.autograph.experimental.do_not_convert
     @tf.custom_gradient
-    def value(*arguments: tf.Tensor) -> Any:
-        found = run(forward, arguments, constants, options, jit_compile)
+    def value(*tensors: tf.Tensor) -> Any:
+        arguments, given = tensors[:number], tensors[number:]
+        found = run(forward, arguments, rebuild(given), options, jit_compile)
 
         def gradient(*cotangents: tf.Tensor) -> Any:
             cotangents = cotangents[: len(found.values)]
-            return isolated(derivative)(cotangents, found.residuals, *arguments)
+            slopes = isolated(derivative)(cotangents, found.residuals, given, *arguments)
+            return *slopes, *[None] * len(given)
 
         return (*found.values, *found.report), gradient
 
-    def derivative(cotangents: Tensors, residuals: Tensors, *arguments: tf.Tensor) -> Any:
+    def derivative(
+        cotangents: Tensors, residuals: Tensors, given: Tensors, *arguments: tf.Tensor
+    ) -> Any:
+        count = number + len(cotangents)
+
         @tf.autograph.experimental.do_not_convert
         @tf.custom_gradient
         def first(*tensors: tf.Tensor) -> Any:
+            tensors, constants = tensors[:count], rebuild(tensors[count:])
             found = run(backward, [*tensors, *residuals], constants, options, jit_compile)
 
             def gradient(*upstream: tf.Tensor) -> Any:
@@ -124,19 +132,37 @@ def with_gradient(
                         inner.watch(inputs)
                         values = composition(inputs, constants, options)
                     slopes = inner.gradient(values, inputs, outer, unconnected_gradients="zero")
-                return tape.gradient(slopes, tensors, upstream, unconnected_gradients="zero")
+                second = tape.gradient(slopes, tensors, upstream, unconnected_gradients="zero")
+                return *second, *[None] * len(given)
 
             return observed(observer, found.report, tuple(found.values)), gradient
 
-        return first(*arguments, *cotangents)
+        return first(*arguments, *cotangents, *given)
 
-    *values, residual, iterations, converged = isolated(value)(*arguments)
+    *values, residual, iterations, converged = isolated(value)(*arguments, *given)
     return values, Report(residual, iterations, converged)
+
+
+def _without_none(structure: Any) -> tuple[Tensors, Callable[[Tensors], Any]]:
+    """The tensors in a structure of tensors and `None`, and what puts others in their places.
+
+    Tensors have to be arguments of what is `isolated`: in the body of a loop, TensorFlow may take
+    a derivative where those of the graph around it are out of reach.
+    """
+    flat = tf.nest.flatten(structure)
+
+    def rebuild(tensors: Tensors) -> Any:
+        left = iter(tensors)
+        filled = [None if x is None else next(left) for x in flat]
+        return tf.nest.pack_sequence_as(structure, filled)
+
+    return [tf.stop_gradient(x) for x in flat if x is not None], rebuild
 
 
 def implicit_state(
     inputs: Tensors,
     s: tf.Tensor,
+    constants: Any,
     solve: Callable[..., Solved],
     transpose: Callable[..., tf.Tensor],
     contract: Callable[..., Tensors],
@@ -145,52 +171,73 @@ def implicit_state(
     """c of (7), by (8) differentiable to every order in the tensors that J is made of and in s.
 
     Args:
-        inputs: the tensors that J is made of.
+        inputs: the tensors that J is made of and gradients are wanted of.
         s: the new state.
-        solve: from `inputs` and s to the solution of (7).
-        transpose: from `inputs` and c to J^T c.
-        contract: from `inputs` and a, w, c, u of (8) to the cotangents of `inputs`. This function
-            and `transpose` have to be differentiable.
+        constants: a structure of the other tensors (and `None`) that J is made of.
+        solve: from `inputs`, `constants` and s to the solution of (7).
+        transpose: from `inputs`, `constants` and c to J^T c.
+        contract: from `inputs`, `constants` and a, w, c, u of (8) to the cotangents of `inputs`.
+            This function and `transpose` have to be differentiable.
         observer: sees the report of the solve behind the first derivative.
 
     Returns:
         c and the report of its solve.
     """
+    number = len(inputs)
+    given, rebuild = _without_none(constants)
+    none = [None] * len(given)
+
+    # The tensors of each function: inputs, constants, and what is named in its first line.
+
+    def parts(tensors: Tensors) -> tuple[Tensors, Any, Tensors]:
+        after = number + len(given)
+        return tensors[:number], rebuild(tensors[number:after]), tensors[after:]
+
+    def joined(inputs: Tensors, constants: Any, *more: tf.Tensor) -> Tensors:
+        return *inputs, *(x for x in tf.nest.flatten(constants) if x is not None), *more
 
     @tf.custom_gradient
-    def value(*arguments: tf.Tensor) -> Any:
-        solved = off_the_tape(solve(*map(tf.stop_gradient, arguments)))
+    def value(*tensors: tf.Tensor) -> Any:
+        inputs, constants, (s,) = parts(tensors)
+        solved = off_the_tape(solve(*off_the_tape([list(inputs), constants, s])))
 
         def gradient(dc: tf.Tensor, *_: tf.Tensor) -> Any:
-            return isolated(derivative)(*arguments, dc, solved.u, solved.c)
+            more = (s, dc, solved.u, solved.c)
+            *slopes, ds = isolated(derivative)(*joined(inputs, constants, *more))
+            return *slopes, *none, ds
 
         return (solved.c, *solved.report), gradient
 
-    def backward(*tensors: tf.Tensor) -> tuple[Tensors, Report]:
-        *inputs, _, dc, u, c = tensors
-        solved = solve(*inputs, dc)
-        return (*contract(*inputs, solved.c, solved.u, c, u), solved.c), solved.report
-
-    @tf.custom_gradient
     def derivative(*tensors: tf.Tensor) -> Any:
-        cotangents, report = off_the_tape(backward(*map(tf.stop_gradient, tensors)))
+        u, c = tensors[-2:]
 
-        def gradient(*upstream: tf.Tensor) -> Any:
-            arguments = tensors[:-2]
-            with tf.GradientTape() as tape:
-                tape.watch(arguments)
-                cotangents = explicit(*arguments)
-            second = tape.gradient(cotangents, arguments, upstream, unconnected_gradients="zero")
-            return *second, None, None
+        @tf.custom_gradient
+        def first(*tensors: tf.Tensor) -> Any:
+            inputs, constants, (s, dc) = parts(tensors)
+            fixed, constants, dc_fixed = off_the_tape([list(inputs), constants, dc])
+            solved = solve(fixed, constants, dc_fixed)
+            slopes = contract(fixed, constants, solved.c, solved.u, c, u)
+            cotangents, report = off_the_tape(((*slopes, solved.c), solved.report))
 
-        return observed(observer, report, cotangents), gradient
+            def gradient(*upstream: tf.Tensor) -> Any:
+                watched = [*inputs, s, dc]
+                with tf.GradientTape() as tape:
+                    tape.watch(watched)
+                    cotangents = explicit(inputs, constants, s, dc)
+                *second, d_s, d_dc = tape.gradient(
+                    cotangents, watched, upstream, unconnected_gradients="zero"
+                )
+                return *second, *none, d_s, d_dc
 
-    def explicit(*arguments: tf.Tensor) -> Tensors:
+            return observed(observer, report, cotangents), gradient
+
+        return first(*tensors[:-2])
+
+    def explicit(inputs: Tensors, constants: Any, s: tf.Tensor, dc: tf.Tensor) -> Tensors:
         """`derivative` written so that a tape can differentiate it."""
-        *inputs, s, dc = arguments
-        c, a = (isolated(value)(*inputs, rhs)[0] for rhs in (s, dc))
-        u, w = transpose(*inputs, c), transpose(*inputs, a)
-        return *contract(*inputs, a, w, c, u), a
+        c, a = (isolated(value)(*joined(inputs, constants, rhs))[0] for rhs in (s, dc))
+        u, w = transpose(inputs, constants, c), transpose(inputs, constants, a)
+        return *contract(inputs, constants, a, w, c, u), a
 
-    c, *report = isolated(value)(*inputs, s)
+    c, *report = isolated(value)(*inputs, *given, s)
     return c, Report(*report)

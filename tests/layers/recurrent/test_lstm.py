@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
 from proxnet_tf.layers.recurrent.lstm import ProxLSTM
 from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell
 from tests.helpers import prox_lstm_reference as reference
@@ -159,13 +160,13 @@ def test_gradients_against_central_differences(kind):
         np.testing.assert_allclose(gradient, numeric, atol=1e-6, err_msg=f"argument {index}")
 
 
-def gradient_penalty(layer, x):
+def gradient_penalty(layer, x, training=False):
     """The gradient in all weights of the squared norm of the input's gradient."""
     variables = [v.value for v in layer.trainable_variables]
     with tf.GradientTape() as outer:
         with tf.GradientTape() as tape:
             tape.watch(x)
-            loss = tf.reduce_sum(tf.sin(layer(x)))
+            loss = tf.reduce_sum(tf.sin(layer(x, training=training)))
         penalty = tf.reduce_sum(tape.gradient(loss, x) ** 2)
     return penalty, outer.gradient(penalty, variables)
 
@@ -191,6 +192,26 @@ def test_second_derivative(kind):
         variable.assign(original)
         numeric = (values[0] - values[1]) / (2 * step)
         np.testing.assert_allclose(np.sum(gradient * direction), numeric, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["cell", "any cell"])
+def test_second_derivative_in_training(kind):
+    """With a dropout mask drawn outside the loop, in a graph and (the cell) compiled."""
+    settings = {"lam": 0.5, "dtype": "float64"}
+    inner = {"dropout": 0.5, "seed": 3, "dtype": "float64"}
+    if kind == "cell":
+        cell = ProxLSTMCell(2, **{**settings, **inner})
+    else:
+        cell = ProxRNNCell(keras.layers.GRUCell(2, **inner), **settings)
+    layer = built(keras.layers.RNN(cell, dtype="float64"), features=3)
+    x = tf.constant(data(2, 3, 3, dtype="float64"))
+    generator = (cell if kind == "cell" else cell.cell).seed_generator.state
+    seed, results = generator.numpy(), []
+    for run in (gradient_penalty, tf.function(gradient_penalty)):
+        generator.assign(seed)
+        results.append(tf.nest.flatten(run(layer, x, True)))
+    assert_close(*results, atol=1e-9)
+    assert np.abs(results[0][0] - gradient_penalty(layer, x)[0]) > 1e-6
 
 
 def test_solvers_agree_with_batch_jacobian():
@@ -563,13 +584,15 @@ def test_lam_is_read_at_every_call_and_saved(tmp_path):
     np.testing.assert_allclose(reloaded(x), after, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["layer", "cell"])
+@pytest.mark.parametrize("kind", ["layer", "cell", "any cell"])
 def test_saved_model_in_a_fresh_process(tmp_path, kind):
     """Values and first gradients, with neither proxnet_tf nor Keras imported."""
     if kind == "layer":
         layer = ProxLSTM(UNITS, lam=0.3)
-    else:
+    elif kind == "cell":
         layer = keras.layers.RNN(ProxLSTMCell(UNITS, lam=0.3))
+    else:
+        layer = keras.layers.RNN(ProxRNNCell(keras.layers.GRUCell(UNITS), lam=0.3))
     model = keras.Sequential([keras.Input((STEPS, FEATURES)), layer])
     randomize(model)
     x = data(BATCH, STEPS, FEATURES)

@@ -543,7 +543,15 @@ MODELS = {
         _CLASSES,
     ),
     "MultiviewClassifier, three views": Model(
-        _classifier("prox", 3, num_components=3, inference="batch", **PLAIN),
+        _classifier(
+            "prox",
+            3,
+            num_components=3,
+            inference="batch",
+            monitor="core",
+            nan_is_missing=True,
+            **PLAIN,
+        ),
         VIEWS,
         _CLASSES,
     ),

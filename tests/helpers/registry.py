@@ -494,6 +494,7 @@ def _dccae(**more):
         epsilon=0.1,
         concatenate_inputs=True,
         predict_with=1,
+        nan_is_missing=True,
         **more,
     )
 
@@ -566,6 +567,7 @@ MODELS = {
             epsilon=0.1,
             concatenate_inputs=True,
             predict_with=1,
+            nan_is_missing=True,
             **k,
         ),
         _TWO,

@@ -343,10 +343,11 @@ def test_the_virtual_term_by_hand(monkeypatch):
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "float64"])
 def test_precisions(dtype, method):
     x, y = sequences()
+    y = np.repeat(y[:, None], STEPS, 1)
     old = keras.config.dtype_policy()
     keras.config.set_dtype_policy(dtype)
     try:
-        trained = compiled(make_model(), 0.01, method=method, layer="recurrent")
+        trained = compiled(steps_model(), 0.01, method=method, layer="recurrent")
     finally:
         keras.config.set_dtype_policy(old)
     before = [w.copy() for w in trained.get_weights()]

@@ -329,11 +329,12 @@ def test_the_virtual_term_by_hand(monkeypatch):
     settings = dict(method="virtual", epsilon=0.4, step=0.2)
     plain = fitted_loss(model, x, y, weights[:, None], weight=0.0, **settings)
     found = fitted_loss(model, x, y, weights[:, None], weight=2.0, **settings)
-    start = tf.constant(np.ones_like(x) / np.sqrt(x[0].size))
+    valid = np.broadcast_to((np.arange(STEPS)[None] < LENGTHS[:, None])[..., None], x.shape)
+    start = tf.constant((valid / np.sqrt(valid.sum((1, 2), keepdims=True))).astype("float32"))
     with tf.GradientTape() as tape:
         tape.watch(start)
         total = tf.reduce_sum(kl_divergence(model(x), model(x + 0.2 * start), False))
-    gradient = tape.gradient(total, start).numpy()
+    gradient = tape.gradient(total, start).numpy() * valid  # padding stays as it is
     r = 0.4 * gradient / np.sqrt((gradient**2).sum((1, 2), keepdims=True))
     divergences = kl_divergence(model(x), model(x + r), False).numpy()
     np.testing.assert_allclose(found, plain + 2.0 * np.mean(weights * divergences), rtol=1e-4)

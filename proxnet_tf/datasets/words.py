@@ -171,7 +171,7 @@ def load_word_similarity(path: Path) -> Similarity:
     for number, line in enumerate(read_lines(path, SIMILARITY_SOURCE)[1:], start=2):
         try:
             first, second, score = line.split("\t")
-            value = float(score)
+            value = np.nan if "_" in score else float(score)
         except ValueError:
             value = np.nan
         if not np.isfinite(value):

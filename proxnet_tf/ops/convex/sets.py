@@ -162,17 +162,20 @@ def project_l2_ball(x: tf.Tensor, radius: float | tf.Tensor = 1.0) -> tf.Tensor:
     """
 
     def solve(x: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
-        length = norm(x, keepdims=True)
-        shrink = tf.minimum(tf.math.divide_no_nan(scalar(radius, x), length), 1)
-        outside = length > radius
-        shrink = tf.where(outside, shrink, tf.ones_like(shrink))
-        unit = tf.math.divide_no_nan(x, length)
+        size = tf.reduce_max(tf.abs(x), axis=-1, keepdims=True)
+        size = tf.where(size == 0, tf.ones_like(size), size)
+        small = x / size  # the norm of x itself may overflow
+        length = norm(small, keepdims=True)
+        limit = scalar(radius, x) / size
+        outside = ~(length <= limit)  # a NaN is nowhere inside
+        shrink = tf.where(outside, limit / tf.where(outside, length, limit), 1.0)
+        unit = tf.math.divide_no_nan(small, length)
 
         def jacobian(y: tf.Tensor) -> tf.Tensor:
             radial = tf.reduce_sum(unit * y, axis=-1, keepdims=True) * unit
             return tf.where(outside, shrink * (y - radial), y)
 
-        return shrink * x, jacobian
+        return tf.where(outside, scalar(radius, x) * unit, x), jacobian
 
     return symmetric_map(solve, x)
 

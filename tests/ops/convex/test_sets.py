@@ -83,3 +83,12 @@ def test_what_was_projected_is_inside(name, size):
 def test_norm_without_overflow():
     z = tf.constant([[3e30, -4e30], [3e-30, 4e-30], [0.0, 0.0], [np.inf, 1.0], [np.nan, 1.0]])
     np.testing.assert_allclose(sets.norm(z), [5e30, 5e-30, 0.0, np.inf, np.nan], rtol=1e-6)
+
+
+def test_the_norm_of_a_row_may_overflow():
+    """Rows beyond the range of the norm, and rows with a NaN, which are nowhere inside."""
+    x = tf.constant([[3e38] * 6, [np.nan, 1.0, 2.0, 3.0, 4.0, 5.0], [0.1] * 6])
+    z = sets.project_l2_ball(x, 0.7).numpy()
+    np.testing.assert_allclose(z[0], 0.7 / np.sqrt(6), rtol=1e-6)
+    assert np.isnan(z[1]).all()
+    np.testing.assert_array_equal(z[2], np.float32(0.1))

@@ -1,4 +1,7 @@
-"""Every example that a docstring writes as an interpreter's session runs and gives what it says."""
+"""Every example that a docstring writes as an interpreter's session runs and gives what it says.
+
+The public names of the package are at hand there, as after `from proxnet_tf import *`.
+"""
 
 import doctest
 import importlib
@@ -23,6 +26,8 @@ def test_there_are_examples():
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_docstrings(name):
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-    found = doctest.testmod(importlib.import_module(name), optionflags=flags)
+    public = {name: getattr(proxnet_tf, name) for name in proxnet_tf.__all__}
+    module = importlib.import_module(name)
+    found = doctest.testmod(module, extraglobs=public, optionflags=flags)
     assert found.attempted > 0, f"no session in {name} is in a docstring"
     assert found.failed == 0

@@ -78,7 +78,8 @@ def test_fit_under_a_strategy_equals_one_device(mirrored, model):
 def test_solver_device_solves_there_and_sends_only_small_matrices(mirrored):
     found = mirrored["solver device"]
     assert found["error"] < 1e-6
-    assert {"PartitionedCall", "SelfAdjointEigV2"} <= {*found["operations"]}
+    # The decompositions are inside of what is called there.
+    assert {"PartitionedCall", "MatrixInverse", "MatMul"} <= {*found["operations"]}
     assert found["longest"] <= 7
     assert found["by default"] == 0
 

@@ -153,13 +153,17 @@ class AdversarialModel(keras.Model):
         # In a closure Keras does not list the parts as sublayers: their layers are the model's.
         self._parts = lambda: parts
         self.supports_masking = True
-        self.built = True  # as the model is
+        # `fit` calls the parts only: this is what builds the model itself.
+        self(model.inputs if len(model.inputs) > 1 else model.inputs[0])
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         return self.model(inputs, training=training)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
         """None: the model gives its outputs their masks."""
+
+    def build(self, input_shape: Any) -> None:
+        self.built = True
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return self.model.compute_output_shape(input_shape)

@@ -153,7 +153,7 @@ def test_sample_weight_is_refused():
 
 
 def test_loss_config_round_trip(tmp_path):
-    loss = CCALoss(2, epsilon=0.1, split=SIZES, nan_is_missing=True, name="agreement")
+    loss = CCALoss(2, 0.1, SIZES, nan_is_missing=True, synchronized=True, name="agreement")
     check_config(loss)
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(7)])
     model.compile("sgd", loss)
@@ -222,7 +222,7 @@ def test_common_core_of_two_views_is_their_correlation():
 
 
 def test_common_core_config_round_trip():
-    check_config(GCCALoss(2, epsilon=0.1, split=THREE, nan_is_missing=True, name="core"))
+    check_config(GCCALoss(2, 0.1, THREE, nan_is_missing=True, synchronized=True, name="core"))
 
 
 def test_rows_with_a_missing_view_take_no_part():

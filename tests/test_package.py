@@ -206,6 +206,6 @@ def test_docstrings_name_every_argument(name):
     arguments = text.split("Args:")[1].split("\n\n")[0]
     for parameter in inspect.signature(public).parameters.values():
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            named = rf"\s{parameter.name}(,\s+\w+)*:"  # alone or in a list of names
+            named = rf"\s{parameter.name}(,\s+[\w*]+)*:"  # alone or in a list of names
             assert re.search(named, arguments), (name, parameter.name)
     assert "Raises:" in text and "Example:" in text

@@ -21,6 +21,21 @@ class MultiviewLayer(keras.layers.Layer):
         self.supports_masking = True
         self.supports_jit = False  # eigh and svd have no good XLA kernels
 
+    @property
+    def num_components(self) -> int | None:
+        """k, as it was given."""
+        return self.border.num_components
+
+    @property
+    def epsilon(self) -> float:
+        """The ridge on each view's covariance."""
+        return self.border.epsilon
+
+    @property
+    def split(self) -> tuple[int, ...] | None:
+        """Widths of the views that come side by side in one tensor."""
+        return self.border.split
+
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         for x in keras.tree.flatten(args):
             if "float" in str(getattr(x, "dtype", "")):  # neither `training` nor a mask

@@ -2,6 +2,9 @@
 
 `eigh` and `svd` of a NaN raise an error that ends the program. So each entry to a decomposition
 takes `guarded` input and remembers whether it was sound; what depends on it is `spoiled`.
+
+Both are conditions on the whole tensor: one bad number in a batch spoils the map of all its rows,
+which depends on every row.
 """
 
 import tensorflow as tf

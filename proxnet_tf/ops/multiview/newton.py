@@ -19,7 +19,7 @@ from proxnet_tf.ops.linear.cg import CGResult, conjugate_gradient
 from proxnet_tf.ops.linear.report import Report
 from proxnet_tf.ops.multiview import joint_model, pair_model
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation, Factors, Spectrum
-from proxnet_tf.ops.multiview.packing import Packed, pack, unpack
+from proxnet_tf.ops.multiview.packing import Packed, cast_floats, pack, unpack
 from proxnet_tf.ops.multiview.problem import (
     Point,
     Problem,
@@ -112,12 +112,6 @@ def _conjugate_gradient(
     )
 
 
-def _cast(structure: Any, dtype: tf.DType) -> Any:
-    return tf.nest.map_structure(
-        lambda a: tf.cast(a, dtype) if tf.is_tensor(a) and a.dtype.is_floating else a, structure
-    )
-
-
 def _approximate(
     correlation: Correlation,
     hessian: Any,
@@ -128,10 +122,10 @@ def _approximate(
     """`_conjugate_gradient` to a tolerance of at least 1e-4, in float32 where that is faster."""
     if correlation.width < WIDE:
         return _conjugate_gradient(correlation, hessian, rhs, tolerance, radius)
-    single = _cast((hessian, rhs, tf.maximum(tolerance, 1e-4), radius), tf.float32)
+    single = cast_floats((hessian, rhs, tf.maximum(tolerance, 1e-4), radius), tf.float32)
     hessian, small_rhs, tolerance, radius = single
     found = _conjugate_gradient(correlation, hessian, small_rhs, tolerance, radius, None)
-    return _cast(found, rhs.dtype)
+    return cast_floats(found, rhs.dtype)
 
 
 def _solve_linear(

@@ -30,3 +30,10 @@ def unpack(layout: Any, packed: Packed) -> Any:
         0: iter(tf.unstack(vector[width * ranks.count(1) :])),
     }
     return tf.nest.pack_sequence_as(layout, [next(pools[rank]) for rank in ranks])
+
+
+def cast_floats(structure: Any, dtype: tf.DType) -> Any:
+    """A structure with its tensors of floating-point numbers in `dtype`."""
+    return tf.nest.map_structure(
+        lambda a: tf.cast(a, dtype) if tf.is_tensor(a) and a.dtype.is_floating else a, structure
+    )

@@ -56,7 +56,7 @@ LAYERS = {
     ),
     "RNN(GRUCell)": (lambda u, **k: RNN(GRU_CELL(u)), None),
     "RNN(ProxRNNCell(GRUCell))": (
-        lambda u, dtype="float32", **k: RNN(
+        lambda u, dtype="float32", jit_compile=False, **k: RNN(
             ProxRNNCell(GRU_CELL(u, dtype=dtype), dtype=dtype, **k), dtype=dtype
         ),
         "RNN(GRUCell)",
@@ -100,7 +100,7 @@ def errors(layer, name, inputs, run):
     make, plain = LAYERS[name]
     if plain is None:
         return "", ""
-    exact = make(layer.cell.output_size, dtype="float64", solver="cholesky")
+    exact = make(layer.cell.output_size, dtype="float64", solver="cholesky", jit_compile=False)
     exact.build(inputs.shape)
     for ours, theirs in zip(exact.trainable_variables, layer.trainable_variables, strict=True):
         ours.assign(tf.cast(theirs, "float64"))

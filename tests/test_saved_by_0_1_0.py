@@ -53,6 +53,8 @@ LOOSER = {
     "cca_batch_float64": {"": 1e-7},
     "classifier_prox_float64": {"": 1e-7},
     "gcca_moving_float64": {"": 1e-7},
+    # Not a solve: the loss of three views is less exact than in version 0.1.0, which agreed with
+    # NumPy to 1e-15. To be mended, and then compared to 1e-10 again.
     "classifier_rrm_three_views_float64": {"": 1e-9},
     "gcca_regularizer_float64": {"": 1e-9},
     # Gradients in float32.
@@ -207,8 +209,8 @@ def test_file_gives_the_same_numbers(file, tmp_path):
     CHECKS[file.removeprefix(name)](file, name, tmp_path)
 
 
-# Factors: a float32 decomposition was exact to 1e-6, where today one in float64 is taken; sums of
-# eigenvalues are taken in another order.
+# Factors. The nuclear norm of float32 matrices goes through float64 today, and did not then. The
+# loss of three views is less exact than then, see `LOOSER`.
 LOOSER_REFERENCES = {
     "prox_nuclear_float32": 20.0,
     "prox_nuclear_batch_float32": 20.0,

@@ -36,6 +36,16 @@ class MultiviewLayer(keras.layers.Layer):
         """Widths of the views that come side by side in one tensor."""
         return self.border.split
 
+    @property
+    def nan_is_missing(self) -> bool:
+        """Whether a NaN marks a view as missing."""
+        return self.border.nan_is_missing
+
+    @property
+    def synchronized(self) -> bool:
+        """Whether the rows of all replicas count together."""
+        return self.border.synchronized
+
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         for x in keras.tree.flatten(args):
             if "float" in str(getattr(x, "dtype", "")):  # neither `training` nor a mask

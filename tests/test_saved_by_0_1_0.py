@@ -15,7 +15,13 @@ import tensorflow as tf
 
 import proxnet_tf
 from proxnet_tf import LinearCCA
-from tests.helpers.saved_numbers import arguments_of, call, numbers_of, outputs_and_gradients
+from tests.helpers.saved_numbers import (
+    arguments_of,
+    call,
+    numbers_of,
+    outputs_and_gradients,
+    weights_of,
+)
 
 FOLDER = pathlib.Path(__file__).parent / "data" / "saved_0_1_0"
 MANIFEST = json.loads((FOLDER / "manifest.json").read_text())
@@ -101,6 +107,10 @@ def check_keras(file, name, folder):
     check_numbers(model, name)
 
 
+def weights_in(numbers):
+    return {key: value for key, value in numbers.items() if key.startswith("weight_")}
+
+
 def check_weights(file, name, folder):
     keras.utils.set_random_seed(99)
     config = config_of(f"{name}.keras")
@@ -109,11 +119,12 @@ def check_weights(file, name, folder):
     with zipfile.ZipFile(FOLDER / file) as archive:
         archive.extractall(folder)
     model.load_weights(folder / "model.weights.h5")
-    wanted = recorded(name)
+    case, wanted = MANIFEST["cases"][name], recorded(name)
+    if case["graph"]:  # solvers take long to trace, and the other file has run them
+        assert_same_numbers(weights_of(model), weights_in(wanted), 0.0)
+        return
     wanted = {k: v for k, v in wanted.items() if not k.startswith(("step", "target", "training"))}
-    case = MANIFEST["cases"][name]
-    inputs, cotangents = numbered(wanted, "input"), numbered(wanted, "cotangent")
-    found = numbers_of(model, inputs, cotangents, graph=case["graph"])
+    found = numbers_of(model, numbered(wanted, "input"), numbered(wanted, "cotangent"))
     assert_same_numbers(found, wanted, case["tolerance"])
 
 
@@ -151,7 +162,13 @@ def test_file_gives_the_same_numbers(file, tmp_path):
     CHECKS[file.removeprefix(name)](file, name, tmp_path)
 
 
-@pytest.mark.parametrize("name", MANIFEST["references"])
+def marked(name, reference):
+    """Solvers take long to trace: by default only one of those runs."""
+    slow = reference["graph"] and name != "prox_sigmoid_float64"
+    return pytest.param(name, marks=pytest.mark.slow if slow else ())
+
+
+@pytest.mark.parametrize("name", [marked(*item) for item in MANIFEST["references"].items()])
 def test_reference_outputs(name):
     reference = MANIFEST["references"][name]
     with np.load(FOLDER / "reference_outputs.npz") as data:

@@ -425,7 +425,7 @@ def parts(count=2, width=3, dtype="float32"):
 
 def classifier_prox():
     options = {
-        "solver": "lbfgs", "momentum": 0.5, "max_iterations": 150, "tolerance": 1e-9,
+        "solver": "newton", "momentum": 0.5, "max_iterations": 150, "tolerance": 1e-9,
         "jit_solver": False, "synchronized": True, "solver_device": "CPU:0",
     }  # fmt: skip
     model = MultiviewClassifier(
@@ -433,9 +433,7 @@ def classifier_prox():
         correlation_weight=0.2, monitor=True, prox_options=options, name="proxnet",
     )  # fmt: skip
     metrics = [keras.metrics.SparseCategoricalAccuracy()]
-    return trained(
-        model, single(VIEWS[:2]), LABELS, classes(), metrics=metrics, training=True, graph=True
-    )
+    return trained(model, single(VIEWS[:2]), LABELS, classes(), metrics=metrics, training=True)
 
 
 def classifier_prox_float64():

@@ -163,9 +163,8 @@ def test_file_gives_the_same_numbers(file, tmp_path):
 
 
 def marked(name, reference):
-    """Solvers take long to trace: by default only one of those runs."""
-    slow = reference["graph"] and name != "prox_sigmoid_float64"
-    return pytest.param(name, marks=pytest.mark.slow if slow else ())
+    """Solvers take long to trace, and files above have run them."""
+    return pytest.param(name, marks=pytest.mark.slow if reference["graph"] else ())
 
 
 @pytest.mark.parametrize("name", [marked(*item) for item in MANIFEST["references"].items()])

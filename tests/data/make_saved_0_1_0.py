@@ -146,7 +146,7 @@ def cca_batch_float64():
     )  # fmt: skip
     rows = ROWS[:, :7].copy()
     rows[4, 1] = np.nan
-    return around(layer, rows, "float64", graph=True)
+    return around(layer, rows, "float64", graph=True, export=False)
 
 
 def cca_moving():
@@ -358,7 +358,7 @@ def kernel_variation():
     layer = ProxKernelFeatures(
         "gaussian", landmarks=VIEWS[2][:4], invariances=invariances, lam=2.0, dtype="float64"
     )
-    return around(layer, VIEWS[2], "float64", graph=True)
+    return around(layer, VIEWS[2], "float64", graph=True, export=False)
 
 
 def dropout():

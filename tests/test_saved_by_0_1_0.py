@@ -26,6 +26,7 @@ from tests.helpers.saved_numbers import (
 FOLDER = pathlib.Path(__file__).parent / "data" / "saved_0_1_0"
 MANIFEST = json.loads((FOLDER / "manifest.json").read_text())
 # Keys of configs that need not be kept: modules, numbers that Keras gives when it writes a file.
+# A later version that gives an argument another form and still reads the old one adds its name.
 CHANGED = {"module", "shared_object_id"}
 FILES = {file: name for name, case in MANIFEST["cases"].items() for file in case["files"]}
 
@@ -53,14 +54,16 @@ def numbered(numbers, prefix):
 
 
 def assert_same_numbers(found, wanted, tolerance):
-    assert found.keys() == wanted.keys()
+    """The tolerance is relative to the largest number of an array, or to 1; NaN stay NaN.
+
+    There may be more numbers than were recorded, such as further metrics.
+    """
     for key, value in wanted.items():
         assert found[key].dtype == value.dtype, key
-        if key.startswith("step_"):  # learning rates of Keras are float32
-            tolerance = max(tolerance, 1e-6)
-        np.testing.assert_allclose(
-            found[key], value, rtol=tolerance, atol=tolerance, err_msg=key, equal_nan=True
-        )
+        largest = np.abs(value[np.isfinite(value)]).max(initial=1.0)
+        # Learning rates of Keras are float32.
+        bound = max(tolerance, 1e-6) if key.startswith("step_") else tolerance
+        np.testing.assert_allclose(found[key], value, rtol=0, atol=bound * largest, err_msg=key)
 
 
 def assert_config_kept(new, old):
@@ -100,10 +103,16 @@ def check_numbers(model, name):
     assert_same_numbers(found, wanted, case["tolerance"])
 
 
+def fresh(name):
+    """The model of a file from its config alone, not compiled."""
+    config = config_of(f"{name}.keras")
+    config.pop("compile_config", None)
+    return keras.saving.deserialize_keras_object(config)
+
+
 def check_keras(file, name, folder):
     model = keras.saving.load_model(FOLDER / file)
     assert type(model).__name__ == MANIFEST["cases"][name]["class"]
-    assert_config_kept(serialized(model)["config"], config_of(file)["config"])
     check_numbers(model, name)
 
 
@@ -113,9 +122,7 @@ def weights_in(numbers):
 
 def check_weights(file, name, folder):
     keras.utils.set_random_seed(99)
-    config = config_of(f"{name}.keras")
-    config.pop("compile_config", None)
-    model = keras.saving.deserialize_keras_object(config)
+    model = fresh(name)
     with zipfile.ZipFile(FOLDER / file) as archive:
         archive.extractall(folder)
     model.load_weights(folder / "model.weights.h5")
@@ -136,30 +143,43 @@ def check_export(file, name, folder):
     loaded = tf.saved_model.load(folder)
     (function,) = loaded.serve.concrete_functions
     ((given,), _) = function.structured_input_signature
-    outputs = tf.nest.flatten(loaded.serve(tf.nest.pack_sequence_as(given, inputs)))
-    tolerance = MANIFEST["cases"][name]["tolerance"]
-    for found, output in zip(outputs, numbered(wanted, "output"), strict=True):
-        np.testing.assert_allclose(found, output, rtol=tolerance, atol=tolerance)
+    served = loaded.serve(tf.nest.pack_sequence_as(given, inputs))
+    found = {f"output_{i}": np.asarray(x) for i, x in enumerate(tf.nest.flatten(served))}
+    wanted = {key: value for key, value in wanted.items() if key.startswith("output_")}
+    assert_same_numbers(found, wanted, MANIFEST["cases"][name]["tolerance"])
 
 
 CHECKS = {".keras": check_keras, ".weights.zip": check_weights, ".export.zip": check_export}
 
 
-# What version 0.1.0 itself could not load.
-UNREADABLE = pytest.mark.xfail(
-    raises=ValueError, reason="AdversarialModel finds no layer in a sequential model it loads"
-)
-MARKS = dict.fromkeys(
-    ("sequential_adversarial.keras", "sequential_adversarial.weights.zip"), UNREADABLE
-)
+# What version 0.1.0 itself could not load. Once it loads, take the mark away.
+UNREADABLE = {
+    "sequential_adversarial": pytest.mark.xfail(
+        raises=ValueError, reason="AdversarialModel finds no layer in a sequential model it loads"
+    )
+}
 
 
-@pytest.mark.parametrize(
-    "file", [pytest.param(file, marks=MARKS[file]) if file in MARKS else file for file in FILES]
-)
+def marked_files():
+    for file, name in FILES.items():
+        readable = file.endswith(".export.zip") or name not in UNREADABLE
+        yield file if readable else pytest.param(file, marks=UNREADABLE[name])
+
+
+@pytest.mark.parametrize("file", list(marked_files()))
 def test_file_gives_the_same_numbers(file, tmp_path):
     name = FILES[file]
     CHECKS[file.removeprefix(name)](file, name, tmp_path)
+
+
+def marked_cases():
+    for name in MANIFEST["cases"]:
+        yield pytest.param(name, marks=UNREADABLE[name]) if name in UNREADABLE else name
+
+
+@pytest.mark.parametrize("name", list(marked_cases()))
+def test_config_of_a_file_is_kept(name):
+    assert_config_kept(serialized(fresh(name))["config"], config_of(f"{name}.keras")["config"])
 
 
 def marked(name, reference):
@@ -181,16 +201,9 @@ def test_reference_outputs(name):
     call(layer, inputs, **mode)
     layer.set_weights(numbered(wanted, "weight"))
     found = outputs_and_gradients(layer, inputs, cotangents, graph=reference["graph"], **mode)
-    for key in found.keys() | {k for k in wanted if k.startswith(("output", "gradient", "loss"))}:
-        assert found[key].dtype == wanted[key].dtype, key
-        finite = wanted[key][np.isfinite(wanted[key])]
-        np.testing.assert_allclose(
-            found[key],
-            wanted[key],
-            rtol=0,
-            atol=reference["tolerance"] * np.abs(finite).max(initial=1.0),
-            err_msg=key,
-        )
+    results = ("output", "gradient", "loss")
+    wanted = {key: value for key, value in wanted.items() if key.startswith(results)}
+    assert_same_numbers(found, wanted, reference["tolerance"])
 
 
 @pytest.mark.parametrize("name", MANIFEST["objects"])

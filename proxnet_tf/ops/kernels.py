@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.number import scalar
+
 
 class Functionals(NamedTuple):
     """Bounded linear functionals of f at `points`.
@@ -149,7 +151,7 @@ def invariant_inner_products(
     zx = gram(kernel, functionals, Functionals(x))
     zy = gram(kernel, functionals, Functionals(y))
     kz = gram(kernel, functionals, functionals)
-    lam = tf.cast(lam if tf.is_tensor(lam) else np.float64(lam), kz.dtype)
+    lam = scalar(lam, kz.dtype)
     factor = tf.linalg.cholesky(kz + lam * tf.eye(tf.shape(kz)[0], dtype=kz.dtype))
     ax, ay = tf.linalg.cholesky_solve(factor, zx), tf.linalg.cholesky_solve(factor, zy)
     products = kernel.matrix(x, y) - tf.matmul(zx, ay, transpose_a=True)

@@ -19,9 +19,9 @@ from proxnet_tf.ops.convex.sets import (
     Jacobian,
     l1_ball_point,
     norm,
-    scalar,
     symmetric_map,
 )
+from proxnet_tf.ops.linear.number import scalar
 
 # l1 and the elastic net ------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ def prox_l1(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
         [2.0, 0.0]
     """
     x = tf.convert_to_tensor(x)
-    threshold = 1 / scalar(lam, x)
+    threshold = 1 / scalar(lam, x.dtype)
     return x - tf.clip_by_value(x, -threshold, threshold)
 
 
@@ -60,7 +60,7 @@ def prox_elastic_net(x: tf.Tensor, lam: float | tf.Tensor, ridge: float = 1.0) -
         [1.0, 0.0]
     """
     x = tf.convert_to_tensor(x)
-    return prox_l1(x, lam) / (1 + ridge / scalar(lam, x))
+    return prox_l1(x, lam) / (1 + ridge / scalar(lam, x.dtype))
 
 
 # l2 norms --------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def prox_squared_l2(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
         [2.0]
     """
     x = tf.convert_to_tensor(x)
-    return x / (1 + 1 / scalar(lam, x))
+    return x / (1 + 1 / scalar(lam, x.dtype))
 
 
 def spectrum(matrix: Any) -> dict[str, np.ndarray]:
@@ -200,7 +200,7 @@ def prox_quadratic(
     x = tf.convert_to_tensor(x)
     basis, q = (tf.cast(v, x.dtype) for v in (eigenvectors, eigenvalues))
     # x - Q (lam I + Q)^{-1} x: what is taken away carries the rounding, not x.
-    removed = tf.tensordot(x, basis, axes=1) * (q / (scalar(lam, x) + q))
+    removed = tf.tensordot(x, basis, axes=1) * (q / (scalar(lam, x.dtype) + q))
     return x - tf.tensordot(removed, tf.transpose(basis), axes=1)
 
 

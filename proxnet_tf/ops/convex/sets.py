@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.once import differentiable_once
 
 Jacobian = Callable[[tf.Tensor], tf.Tensor]
@@ -54,12 +55,7 @@ def symmetric_map(
         return z, lambda y: (differentiable_once(gradient) if once else gradient)(y, x, lam)
 
     x = tf.convert_to_tensor(x)
-    return mapped(x, scalar(lam, x))
-
-
-def scalar(value: float | tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """`value` in the dtype of `like`; a Python number does not pass through float32."""
-    return tf.cast(value if tf.is_tensor(value) else np.float64(value), like.dtype)
+    return mapped(x, scalar(lam, x.dtype))
 
 
 def norm(x: tf.Tensor, keepdims: bool = False) -> tf.Tensor:
@@ -82,7 +78,9 @@ def indicator(inside: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 def slack(size: float | tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """By how much a bound of this size may be missed: 100 roundings, in the dtype of `like`."""
-    return scalar(100 * np.finfo(like.dtype.as_numpy_dtype).eps, like) * scalar(size, like)
+    return scalar(100 * np.finfo(like.dtype.as_numpy_dtype).eps, like.dtype) * scalar(
+        size, like.dtype
+    )
 
 
 # Box and orthant -------------------------------------------------------------------------------
@@ -99,8 +97,8 @@ def box(z: tf.Tensor, low: float = -1.0, high: float = 1.0) -> tf.Tensor:
     """
     z = tf.convert_to_tensor(z)
     width = min(high - low, 1.0)
-    below = scalar(low, z) - slack(max(abs(low), width), z)
-    above = scalar(high, z) + slack(max(abs(high), width), z)
+    below = scalar(low, z.dtype) - slack(max(abs(low), width), z)
+    above = scalar(high, z.dtype) + slack(max(abs(high), width), z)
     return indicator(tf.reduce_all((z >= below) & (z <= above), axis=-1), z.dtype)
 
 
@@ -114,7 +112,7 @@ def project_box(x: tf.Tensor, low: float = -1.0, high: float = 1.0) -> tf.Tensor
         [1.0, -0.5]
     """
     x = tf.convert_to_tensor(x)
-    return tf.clip_by_value(x, scalar(low, x), scalar(high, x))
+    return tf.clip_by_value(x, scalar(low, x.dtype), scalar(high, x.dtype))
 
 
 def nonnegative(z: tf.Tensor) -> tf.Tensor:
@@ -148,7 +146,7 @@ def l2_ball(z: tf.Tensor, radius: float = 1.0) -> tf.Tensor:
         [0.0, inf]
     """
     z = tf.convert_to_tensor(z)
-    return indicator(norm(z) <= scalar(radius, z) + slack(radius, z), z.dtype)
+    return indicator(norm(z) <= scalar(radius, z.dtype) + slack(radius, z), z.dtype)
 
 
 def project_l2_ball(x: tf.Tensor, radius: float | tf.Tensor = 1.0) -> tf.Tensor:
@@ -166,7 +164,7 @@ def project_l2_ball(x: tf.Tensor, radius: float | tf.Tensor = 1.0) -> tf.Tensor:
         size = tf.where(size == 0, tf.ones_like(size), size)
         small = x / size  # the norm of x itself may overflow
         length = norm(small, keepdims=True)
-        limit = scalar(radius, x) / size
+        limit = scalar(radius, x.dtype) / size
         outside = ~(length <= limit)  # a NaN is nowhere inside
         shrink = tf.where(outside, limit / tf.where(outside, length, limit), 1.0)
         unit = tf.math.divide_no_nan(small, length)
@@ -175,7 +173,7 @@ def project_l2_ball(x: tf.Tensor, radius: float | tf.Tensor = 1.0) -> tf.Tensor:
             radial = tf.reduce_sum(unit * y, axis=-1, keepdims=True) * unit
             return tf.where(outside, shrink * (y - radial), y)
 
-        return tf.where(outside, scalar(radius, x) * unit, x), jacobian
+        return tf.where(outside, scalar(radius, x.dtype) * unit, x), jacobian
 
     return symmetric_map(solve, x)
 
@@ -188,7 +186,7 @@ def simplex(z: tf.Tensor, total: float = 1.0) -> tf.Tensor:
         [0.0, inf, inf]
     """
     z = tf.convert_to_tensor(z)
-    sums = tf.abs(tf.reduce_sum(z, axis=-1) - scalar(total, z)) <= slack(total, z)
+    sums = tf.abs(tf.reduce_sum(z, axis=-1) - scalar(total, z.dtype)) <= slack(total, z)
     return indicator(tf.reduce_all(z >= -slack(total, z), axis=-1) & sums, z.dtype)
 
 
@@ -227,7 +225,7 @@ def project_simplex(x: tf.Tensor, total: float = 1.0) -> tf.Tensor:
     """
 
     def solve(x: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
-        z = _simplex_point(x, scalar(total, x))
+        z = _simplex_point(x, scalar(total, x.dtype))
         return z, lambda y: _mean_free(y, z > 0)
 
     return symmetric_map(solve, x)
@@ -242,7 +240,7 @@ def l1_ball(z: tf.Tensor, radius: float = 1.0) -> tf.Tensor:
     """
     z = tf.convert_to_tensor(z)
     length = tf.reduce_sum(tf.abs(z), axis=-1)
-    return indicator(length <= scalar(radius, z) + slack(radius, z), z.dtype)
+    return indicator(length <= scalar(radius, z.dtype) + slack(radius, z), z.dtype)
 
 
 def l1_ball_point(x: tf.Tensor, radius: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
@@ -267,7 +265,7 @@ def project_l1_ball(x: tf.Tensor, radius: float = 1.0) -> tf.Tensor:
         >>> project_l1_ball([1.0, -0.5]).numpy().tolist()
         [0.75, -0.25]
     """
-    return symmetric_map(lambda x, _: l1_ball_point(x, scalar(radius, x)), x)
+    return symmetric_map(lambda x, _: l1_ball_point(x, scalar(radius, x.dtype)), x)
 
 
 # Order and normalisation -----------------------------------------------------------------------

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.convex.sets import scalar
 from proxnet_tf.ops.linear.cg import conjugate_gradient
+from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.once import differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
 
@@ -95,7 +95,7 @@ def smooth_prox(
         ([[2.0]], [True])
     """
     x = tf.convert_to_tensor(x)
-    lam = scalar(lam, x)
+    lam = scalar(lam, x.dtype)
     tolerance = default_tolerance(x.dtype) if tolerance is None else tolerance
     project = projection or tf.identity
     gradient = _gradient_of(regularizer)
@@ -132,7 +132,7 @@ def smooth_prox(
     z = tf.stop_gradient(_finite_or(z, origin))
     residual = tf.stop_gradient(evaluate(z)[2])
     point = _differentiable_point(gradient, project, z, x, lam, max_iterations, observer)
-    return ProxSolution(point, Report(residual, iterations, residual <= scalar(tolerance, x)))
+    return ProxSolution(point, Report(residual, iterations, residual <= scalar(tolerance, x.dtype)))
 
 
 def _gradient_of(regularizer: RowFunction) -> _ValueAndSlope:

@@ -13,7 +13,8 @@ are closed under composition, so that blocks of the chain can be worked through 
 import tensorflow as tf
 
 from proxnet_tf.ops.convex import chain
-from proxnet_tf.ops.convex.sets import scalar, symmetric_map
+from proxnet_tf.ops.convex.sets import symmetric_map
+from proxnet_tf.ops.linear.number import scalar
 
 
 def total_variation(z: tf.Tensor) -> tf.Tensor:
@@ -99,7 +100,7 @@ def prox_fused_lasso(
         [0.0, 2.0]
     """
     z = prox_total_variation(x, lam, mask)
-    threshold = sparsity / scalar(lam, z)
+    threshold = sparsity / scalar(lam, z.dtype)
     sparse = z - tf.clip_by_value(z, -threshold, threshold)
     return sparse if mask is None else tf.where(mask, sparse, z)
 

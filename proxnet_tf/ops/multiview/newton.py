@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops.linear.cg import CGResult, conjugate_gradient
+from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.report import Report
 from proxnet_tf.ops.multiview import joint_model, pair_model
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation, Factors, Spectrum
@@ -395,7 +396,7 @@ def solve_hessian(
     """
     prepare = compiled(_prepare, correlation, None)
     run = compiled(_hessian_solve, correlation, jit)
-    return run(problem, point, prepare(problem, point), rhs, tf.cast(tolerance, rhs.dtype))
+    return run(problem, point, prepare(problem, point), rhs, scalar(tolerance, rhs.dtype))
 
 
 def _prepare(correlation: Correlation, problem: Problem, point: Point) -> Any:

@@ -153,7 +153,7 @@ class AdversarialModel(keras.Model):
         self._parts = lambda: parts
         self.supports_masking = True
         # `fit` calls the parts only: this is what builds the model itself.
-        self(model.inputs if len(model.inputs) > 1 else model.inputs[0])
+        self(_inputs_of(model))
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         return self.model(inputs, training=training)
@@ -371,10 +371,14 @@ def _split(model: Any, layer: str | None) -> tuple[Callable, keras.Model, int]:
             return [with_mask(tf.identity(x), *(m for m in masks if tf.is_tensor(m)))]
 
         return whole, back, floating[0]
-    # A sequential model that was never called has no `input`.
-    source = inputs[0] if isinstance(model, keras.Sequential) else model.input
-    front = keras.Model(source, points)
+    front = keras.Model(_inputs_of(model), points)
     return front, back, floating[0]
+
+
+def _inputs_of(model: keras.Model) -> Any:
+    """The symbolic inputs in the structure in which the model takes them."""
+    # A sequential model that was never called has no `input`.
+    return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
 
 
 def _is_only(tensor: Any, tensors: list[Any]) -> bool:

@@ -17,6 +17,7 @@ from proxnet_tf.checks import (
     nan_without,
 )
 from proxnet_tf.layers.convex import axes
+from proxnet_tf.layers.convex.precision import computing_in
 from proxnet_tf.layers.convex.regularizer import Regularizer
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops.convex.chain import as_rows
@@ -38,7 +39,8 @@ class Prox(HasLam, keras.layers.Layer):
     Args:
         regularizer: a name or a `Regularizer` (see there); or a callable R, smooth and convex
             (its curvature above -lam at least), made of TensorFlow or Keras operations, keeping
-            the dtype and +inf outside its domain; or None for R = 0 under a `constraint`. To be
+            the dtype and +inf outside its domain (a Keras layer computes in the dtype of the
+            solver, whatever its policy); or None for R = 0 under a `constraint`. To be
             saved, a function needs `keras.saving.register_keras_serializable`. What
             `prox_of_activation` returns stands for `regularizer`, `constraint` and `start`.
         lam: weight of the distance, > 0; 1 by default. The larger, the nearer the output is to
@@ -221,9 +223,10 @@ class Prox(HasLam, keras.layers.Layer):
         def regularizer(z: tf.Tensor) -> tf.Tensor:
             example = self.over == "example"
             whole = z if example else tf.ensure_shape(tf.reshape(z, seen), x.shape)
-            value = tf.convert_to_tensor(
-                self.regularizer(whole) if context is None else self.regularizer(whole, context)
-            )
+            with computing_in(self.regularizer, x.dtype):
+                value = tf.convert_to_tensor(
+                    self.regularizer(whole) if context is None else self.regularizer(whole, context)
+                )
             if self.over == "batch" and value.shape.rank == 0:
                 value = value[tf.newaxis]
             return value

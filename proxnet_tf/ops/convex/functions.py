@@ -208,7 +208,7 @@ def prox_quadratic(
     share = 1 / (1 + tf.math.reciprocal_no_nan(q) * scalar(lam, x.dtype))
     room = headroom(x)
     removed = tf.tensordot(x * room, basis, axes=1) * tf.where(q > 0, share, tf.zeros_like(q))
-    return x - tf.tensordot(removed, tf.transpose(basis), axes=1) / room
+    return (x * room - tf.tensordot(removed, tf.transpose(basis), axes=1)) / room
 
 
 # The largest entry -----------------------------------------------------------------------------

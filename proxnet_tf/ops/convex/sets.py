@@ -5,8 +5,8 @@
 lambda plays no part. Inputs are float32 or float64. Beside each projection stands the indicator of
 its set, 0 inside and +inf outside, where a bound may be missed by 100 roundings of its own size.
 Where the set's boundary makes a projection non-smooth, each docstring says which of the possible
-Jacobians the gradient uses. An empty last axis comes out empty. An entry that is not finite stays in
-its own row. Where every entry of the output depends on every entry of the input, NaN makes the
+Jacobians the gradient uses. An empty last axis comes out empty. An entry that is not finite stays
+in its own row. Where every entry of the output depends on every entry of the input, NaN makes the
 whole row NaN, value and gradient, as does an infinity for which no projection is defined.
 """
 

@@ -330,7 +330,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
             plain = tf.matmul(self._kernel(dtype).matrix(rows, points), whitening)
         if self._variations:
             found = self._solve(plain, basis, spectrum, lam, training)
-            self._monitor.forward(found.report)
+            self._monitor.forward(found.report, None, lambda: {"the input": rows, "lam": lam})
             features = found.point
         else:
             along = tf.matmul(plain, basis) * (1 + spectrum / lam) ** self.power

@@ -81,7 +81,7 @@ class ProxDropout(HasLam, keras.layers.Layer):
         found = dropout_solution(
             tf.cast(inputs, dtype), lam, self.num_points, self._monitor.backward(training)
         )
-        self._monitor.forward(found.report)
+        self._monitor.forward(found.report, None, lambda: {"the input": inputs, "lam": lam})
         outputs = nan_without(lam, tf.ensure_shape(found.point, inputs.shape))
         return tf.cast(outputs, self.compute_dtype)
 

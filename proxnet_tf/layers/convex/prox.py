@@ -177,7 +177,7 @@ class Prox(HasLam, keras.layers.Layer):
             self._monitor.forward(exact(z))
         else:
             found = self._solve(x, context, lam, mask, training)
-            self._monitor.forward(found.report)
+            self._monitor.forward(found.report, None, lambda: {"the input": inputs, "lam": lam})
             z = found.point
         z = nan_without(lam, tf.ensure_shape(z, x.shape))
         return tf.cast(z, self.compute_dtype)

@@ -224,7 +224,16 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
             cell.compute_dtype,
             self.solves.backward(training),
         )
-        self.solves.forward(report)
+        self.solves.forward(
+            report,
+            None,
+            lambda: {
+                "the input": inputs,
+                "the state": states,
+                "lam": sqrt_rho,
+                "a weight": weights,
+            },
+        )
         c = tf.cast(c, s.dtype)
         new_states[self.state_index] = c
         new_states = tf.nest.pack_sequence_as(new_structure, new_states)

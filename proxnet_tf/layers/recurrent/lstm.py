@@ -255,7 +255,17 @@ class ProxLSTM(HasLam, keras.layers.RNN):
             lambda report: observer(report, valid),
             bool(jit_compile),
         )
-        solves.forward(report, valid)
+
+        def given() -> dict[str, Any]:
+            counted = time_major if valid is None else time_major[valid]
+            return {
+                "the input": counted,
+                "the initial state": initial_state,
+                "lam": sqrt_rho,
+                "a weight": [kernel, recurrent_kernel, bias],
+            }
+
+        solves.forward(report, valid, given)
         outputs = hidden
         if mask is not None:
             # Keras repeats the last output at masked steps, and zeros before the first one.

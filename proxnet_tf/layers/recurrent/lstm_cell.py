@@ -20,7 +20,14 @@ from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops.linear.report import Report
 from proxnet_tf.ops.recurrent.cotangent import prox_lstm_step
 from proxnet_tf.ops.recurrent.solve import Solver
-from proxnet_tf.ops.recurrent.step import GATES, GateKernels, LSTMOptions, lstm_gates, solve_gates
+from proxnet_tf.ops.recurrent.step import (
+    GATES,
+    GateKernels,
+    LSTMOptions,
+    lstm_gates,
+    solve_gates,
+    value_slope_curvature,
+)
 
 
 def check_solver(solver: str, tolerance: float | None, max_iterations: int | None) -> Solver:
@@ -38,16 +45,50 @@ def check_jit_compile(jit_compile: Any) -> bool | str:
     return jit_compile if jit_compile == "auto" else check_bool("jit_compile", jit_compile)
 
 
+def _softsign(z: tf.Tensor) -> tf.Tensor:
+    """z / (1 + |z|); TensorFlow's own has no second derivative."""
+    return z / (1 + tf.abs(z))
+
+
 def _elementwise(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The activation for `ops`: TensorFlow's own where its derivatives are known in closed form."""
-    for excluded in ("softmax", "log_softmax", "sparsemax", "glu"):
-        if function is getattr(keras.activations, excluded, None):
+    """The activation for `ops`: one whose derivatives TensorFlow knows, in closed form if can be.
+
+    Raises:
+        ValueError: it does not act elementwise, or cannot be differentiated twice.
+    """
+    known = {
+        keras.activations.tanh: tf.tanh,
+        keras.activations.sigmoid: tf.sigmoid,
+        keras.activations.softsign: _softsign,
+        tf.nn.softsign: _softsign,
+    }
+    function = known.get(function, function)
+    if function in (tf.tanh, tf.sigmoid) or isinstance(function, keras.layers.Layer):
+        return function
+    received = f"Received: {name}={getattr(function, '__name__', function)!r}"
+    with tf.init_scope():
+        z = tf.constant([[0.3, -0.7]])
+        try:
+            with tf.GradientTape() as tape:
+                tape.watch(z)
+                y, _, _ = value_slope_curvature(function, z)
+            jacobian = tape.jacobian(y, z, experimental_use_pfor=False)
+        except (LookupError, TypeError) as error:
             raise ValueError(
-                f"`{name}` must act elementwise: the Jacobian of the state is taken gate by gate. "
-                f"Received: {name}={excluded!r}. Wrap the cell in `ProxRNNCell` instead."
-            )
-    known = {keras.activations.tanh: tf.tanh, keras.activations.sigmoid: tf.sigmoid}
-    return known.get(function, function)
+                f"`{name}` must be a function of one tensor that TensorFlow differentiates twice: "
+                f"the gradient of the state goes through its Jacobian. {received}"
+            ) from error
+        if y.shape == z.shape and not (jacobian is not None and _off_diagonal(jacobian)):
+            return function
+    raise ValueError(
+        f"`{name}` must act elementwise: the Jacobian of the state is taken gate by gate. "
+        f"{received}. Wrap the cell in `ProxRNNCell` instead."
+    )
+
+
+def _off_diagonal(jacobian: tf.Tensor) -> bool:
+    """Whether one of two entries depends on the other one."""
+    return bool(tf.reduce_any(jacobian[0, 0, 0, 1] != 0) | (jacobian[0, 1, 0, 0] != 0))
 
 
 def with_lam(layer: keras.layers.Layer, weights: Sequence[Any]) -> list[Any]:
@@ -177,7 +218,16 @@ class ProxLSTMCell(HasLam, keras.layers.LSTMCell):
         h, c, report = prox_lstm_step(
             z, carry, kernel, sqrt_rho, scale, self.options, observer, bool(jit_compile)
         )
-        self.solves.forward(report)
+        self.solves.forward(
+            report,
+            None,
+            lambda: {
+                "the input": inputs,
+                "the state": states,
+                "lam": sqrt_rho,
+                "a weight": [w.value for w in self.trainable_variables],
+            },
+        )
         h, c = tf.cast(h, self.compute_dtype), tf.cast(c, self.compute_dtype)
         return h, [h, c]
 

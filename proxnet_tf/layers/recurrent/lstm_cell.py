@@ -51,7 +51,7 @@ def _softsign(z: tf.Tensor) -> tf.Tensor:
 
 
 def _elementwise(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The activation for `ops`: one whose derivatives TensorFlow knows, in closed form if can be.
+    """The activation for `ops`: one whose derivatives TensorFlow knows, in closed form where possible.
 
     Raises:
         ValueError: it does not act elementwise, or cannot be differentiated twice.
@@ -66,29 +66,33 @@ def _elementwise(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if function in (tf.tanh, tf.sigmoid) or isinstance(function, keras.layers.Layer):
         return function
     received = f"Received: {name}={getattr(function, '__name__', function)!r}"
-    with tf.init_scope():
-        z = tf.constant([[0.3, -0.7]])
-        try:
-            with tf.GradientTape() as tape:
-                tape.watch(z)
-                y, _, _ = value_slope_curvature(function, z)
-            jacobian = tape.jacobian(y, z, experimental_use_pfor=False)
-        except (LookupError, TypeError) as error:
-            raise ValueError(
-                f"`{name}` must be a function of one tensor that TensorFlow differentiates twice: "
-                f"the gradient of the state goes through its Jacobian. {received}"
-            ) from error
-        if y.shape == z.shape and not (jacobian is not None and _off_diagonal(jacobian)):
-            return function
-    raise ValueError(
-        f"`{name}` must act elementwise: the Jacobian of the state is taken gate by gate. "
-        f"{received}. Wrap the cell in `ProxRNNCell` instead."
-    )
+    try:
+        # In a graph there is no number to look at.
+        elementwise = not tf.executing_eagerly() or _acts_elementwise(function)
+    except (LookupError, TypeError) as error:
+        raise ValueError(
+            f"`{name}` must be a function of one tensor that TensorFlow differentiates twice: "
+            f"the gradient of the state goes through its Jacobian. {received}"
+        ) from error
+    if not elementwise:
+        raise ValueError(
+            f"`{name}` must act elementwise: the Jacobian of the state is taken gate by gate. "
+            f"{received}. Wrap the cell in `ProxRNNCell` instead."
+        )
+    return function
 
 
-def _off_diagonal(jacobian: tf.Tensor) -> bool:
-    """Whether one of two entries depends on the other one."""
-    return bool(tf.reduce_any(jacobian[0, 0, 0, 1] != 0) | (jacobian[0, 1, 0, 0] != 0))
+def _acts_elementwise(function: Callable[..., Any]) -> bool:
+    """Whether, of two entries of a vector, none depends on the other one."""
+    z = tf.constant([[0.3, -0.7]])
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(z)
+        y, _, _ = value_slope_curvature(function, z)
+        if y.shape != z.shape:
+            return False
+        parts = tf.split(y, 2, axis=-1)
+    slopes = [tape.gradient(part, z, unconnected_gradients="zero")[0] for part in parts]
+    return bool((slopes[0][1] == 0) & (slopes[1][0] == 0))
 
 
 def with_lam(layer: keras.layers.Layer, weights: Sequence[Any]) -> list[Any]:
@@ -150,7 +154,8 @@ class ProxLSTMCell(HasLam, keras.layers.LSTMCell):
         `h_t, [h_t, c_t]`. 16-bit policies compute in float32 and cast back.
 
     Raises:
-        ValueError: for lam <= 0, delta < 0, an unknown solver, a softmax as an activation.
+        ValueError: for lam <= 0, delta < 0, an unknown solver, an activation that does not act
+            elementwise or cannot be differentiated twice.
 
     Example:
 

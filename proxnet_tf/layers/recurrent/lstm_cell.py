@@ -51,7 +51,7 @@ def _softsign(z: tf.Tensor) -> tf.Tensor:
 
 
 def _elementwise(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The activation for `ops`: one whose derivatives TensorFlow knows, in closed form where possible.
+    """The activation for `ops`, one whose derivatives TensorFlow knows.
 
     Raises:
         ValueError: it does not act elementwise, or cannot be differentiated twice.

@@ -22,6 +22,7 @@ from proxnet_tf.layers.convex.regularizer import Regularizer
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops.convex.chain import as_rows
 from proxnet_tf.ops.convex.smooth import ProxSolution, default_tolerance, smooth_prox
+from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.linear.report import exact
 
 _SMOOTH = ("squared_l2", "quadratic")
@@ -168,6 +169,7 @@ class Prox(HasLam, keras.layers.Layer):
 
     def call(self, inputs: Any, mask: Any = None, training: bool = False) -> tf.Tensor:
         x, context = self._split_inputs(inputs)
+        check_real("The input", x)
         mask = mask[0] if isinstance(mask, list | tuple) else mask
         dtype = at_least_float32(self.compute_dtype)
         x = tf.cast(x, dtype)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from proxnet_tf.checks import HasLam
 from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell, with_lam
+from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.recurrent.scan import prox_lstm
 
 _LSTM_CELL_ARGUMENTS = {
@@ -217,6 +218,7 @@ class ProxLSTM(HasLam, keras.layers.RNN):
                 "Ragged input is not supported. Received a RaggedTensor of shape "
                 f"{sequences.shape}. Pad it, `sequences.to_tensor()`, and pass `mask=`."
             )
+        check_real("The input", sequences)
         return super().__call__(sequences, *args, **kwargs)
 
     def inner_loop(

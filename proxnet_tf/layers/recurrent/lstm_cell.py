@@ -17,6 +17,7 @@ from proxnet_tf.checks import (
     lam_of,
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
+from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.linear.report import Report
 from proxnet_tf.ops.recurrent.cotangent import prox_lstm_step
 from proxnet_tf.ops.recurrent.solve import Solver
@@ -280,6 +281,7 @@ class ProxLSTMCell(HasLam, keras.layers.LSTMCell):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """z = x W + h U + b, c, W, sqrt(rho) and the dropout masks of the gates."""
         kernel, recurrent_kernel, bias, sqrt_rho = self.tensors()
+        check_real("The input", inputs)
         x, h, c = (tf.cast(t, kernel.dtype) for t in (inputs, states[0], states[1]))
         masks = self.input_scale(inputs, training)
         hidden_masks = None

@@ -23,7 +23,7 @@ from proxnet_tf.ops.convex.sets import (
     symmetric_map,
 )
 from proxnet_tf.ops.linear.norms import headroom, norm, polar
-from proxnet_tf.ops.linear.number import inverse, scalar
+from proxnet_tf.ops.linear.number import inverse, real_array, scalar
 
 # l1 and the elastic net ------------------------------------------------------------------------
 
@@ -163,7 +163,7 @@ def spectrum(matrix: Any) -> dict[str, np.ndarray]:
         matrix = tf.sparse.to_dense(tf.sparse.reorder(matrix))
     elif hasattr(matrix, "toarray"):
         matrix = matrix.toarray()
-    dense = np.asarray(matrix, dtype="float64")
+    dense = real_array("`matrix`", matrix)
     if dense.ndim != 2 or dense.shape[0] != dense.shape[1] or not np.isfinite(dense).all():
         raise ValueError(
             f"`matrix` must be a finite square matrix. Received: an array of shape {dense.shape}."

@@ -1,12 +1,11 @@
 """A user's R in the dtype of the solver."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import AutocastScope
 
 
 class _ComputeIn(keras.DTypePolicy):
@@ -17,21 +16,40 @@ class _ComputeIn(keras.DTypePolicy):
         self._variable_dtype = variable_dtype
 
 
-@contextlib.contextmanager
-def computing_in(function: Any, dtype: tf.DType) -> Iterator[None]:
-    """Makes a function, or a Keras layer with all layers inside it, compute in `dtype`.
+class _Uncast(keras.layers.Layer):
+    """A function as a layer without autocast: it reads variables as they are."""
 
-    A 16-bit policy would round the values that a solver compares. Variables read by a function
-    are not cast either.
+    def __init__(self, function: Callable[..., Any], dtype: str):
+        super().__init__(dtype=dtype, autocast=False)
+        self._function = function
+        self.built = True
+
+    def call(self, z: tf.Tensor, context: tf.Tensor | None = None) -> Any:
+        return self._function(z) if context is None else self._function(z, context)
+
+
+def in_precision(function: Callable[..., Any], dtype: tf.DType) -> Callable[..., Any]:
+    """A function, or a Keras layer with all layers inside it, computing in `dtype`.
+
+    A 16-bit policy would round the values that a solver compares.
 
     Raises:
         ValueError: a functional model whose inputs are narrower, which would round its argument.
     """
-    layers = []
-    if isinstance(function, keras.layers.Layer):
-        layers = function._flatten_layers()
+    if not isinstance(function, keras.layers.Layer):
+        return _Uncast(function, dtype.name)
+
+    def computed(*arguments: tf.Tensor) -> Any:
+        with _computing_in(function, dtype):
+            return function(*arguments)
+
+    return computed
+
+
+@contextlib.contextmanager
+def _computing_in(function: keras.layers.Layer, dtype: tf.DType) -> Iterator[None]:
     kept = []
-    for layer in layers:
+    for layer in function._flatten_layers():
         inputs = getattr(layer, "inputs", None) if isinstance(layer, keras.Model) else None
         for tensor in inputs or []:
             given = tf.as_dtype(tensor.dtype)
@@ -45,8 +63,7 @@ def computing_in(function: Any, dtype: tf.DType) -> Iterator[None]:
         for layer, policy in kept:
             if tf.as_dtype(policy.compute_dtype).is_floating:
                 layer.dtype_policy = _ComputeIn(dtype.name, policy.variable_dtype)
-        with AutocastScope(None):
-            yield
+        yield
     finally:
         for layer, policy in kept:
             layer.dtype_policy = policy

@@ -17,7 +17,7 @@ from proxnet_tf.checks import (
     nan_without,
 )
 from proxnet_tf.layers.convex import axes
-from proxnet_tf.layers.convex.precision import computing_in
+from proxnet_tf.layers.convex.precision import in_precision
 from proxnet_tf.layers.convex.regularizer import Regularizer
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops.convex.chain import as_rows
@@ -222,13 +222,14 @@ class Prox(HasLam, keras.layers.Layer):
         if context is not None and context.dtype.is_floating:
             context = tf.cast(context, x.dtype)
 
+        r = self.regularizer
+        if isinstance(r, keras.layers.Layer) or self.compute_dtype != self.variable_dtype:
+            r = in_precision(r, x.dtype)
+
         def regularizer(z: tf.Tensor) -> tf.Tensor:
             example = self.over == "example"
             whole = z if example else tf.ensure_shape(tf.reshape(z, seen), x.shape)
-            with computing_in(self.regularizer, x.dtype):
-                value = tf.convert_to_tensor(
-                    self.regularizer(whole) if context is None else self.regularizer(whole, context)
-                )
+            value = tf.convert_to_tensor(r(whole) if context is None else r(whole, context))
             if self.over == "batch" and value.shape.rank == 0:
                 value = value[tf.newaxis]
             return value

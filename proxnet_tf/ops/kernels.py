@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.linear.number import scalar
+from proxnet_tf.ops.linear.number import real_array, scalar
 
 
 class Functionals(NamedTuple):
@@ -51,7 +51,7 @@ def graph_laplacian(
 
     Instead of one representer an edge, the p rows of a square root of 2 weight (D - W).
     """
-    w = np.asarray(adjacency, "float64")
+    w = real_array("The adjacency", adjacency)
     values, vectors = np.linalg.eigh(2 * weight * (np.diag(w.sum(axis=1)) - w))
     root = np.sqrt(np.maximum(values, 0))[:, np.newaxis] * vectors.T
     points = tf.convert_to_tensor(points)
@@ -65,7 +65,7 @@ def neighbor_adjacency(points: np.ndarray, num_neighbors: int = 5) -> np.ndarray
         >>> neighbor_adjacency(np.array([[0.0], [1.0], [3.0]]), 1).tolist()
         [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
     """
-    points = np.asarray(points, "float64")
+    points = real_array("`points`", points)
     distances = ((points[:, np.newaxis] - points[np.newaxis]) ** 2).sum(axis=-1)
     np.fill_diagonal(distances, np.inf)
     nearest = np.argsort(distances, axis=1, kind="stable")[:, :num_neighbors]

@@ -298,7 +298,7 @@ LAYERS = {
     ),
     "Prox of a layer with a context": _prox(
         [ROWS, ROWS[::-1].copy()],
-        lambda: dict(regularizer=Pull(dtype="float32"), monitor="r"),
+        lambda: dict(regularizer=Pull(), monitor="r"),
         (1, 1, 0),
     ),
     "ProxDropout": Layer(

@@ -100,9 +100,9 @@ def descend(correlation: CCA, root: tf.Tensor, t: tf.Tensor, v: tf.Tensor) -> tf
             _sym(tf.matmul(a, g, transpose_a=True)) for a, g in zip(parts, gradient, strict=True)
         ]
         slope = -tangent(parts, gradient)
-        size = tf.add_n([tf.norm(m) for m in metric])
+        size = _sizes(metric)
         value = -0.5 * (tf.reduce_sum(v * tf.concat(gradient, 1)))
-        residual = tf.math.divide_no_nan(tf.norm(slope), size)
+        residual = tf.norm(slope / size) / correlation.width**0.5
         return _State(v, value, slope, metric, residual, radius, iteration)
 
     def step(old: _State) -> tuple[_State]:
@@ -113,8 +113,7 @@ def descend(correlation: CCA, root: tf.Tensor, t: tf.Tensor, v: tf.Tensor) -> tf
             turned = [tf.matmul(a, m) for a, m in zip(parts, old.metric, strict=True)]
             return tangent(v, [a - b for a, b in zip(turned, image(parts), strict=True)])
 
-        size = tf.concat([tf.linalg.diag_part(m) for m in old.metric], 0)
-        size = tf.maximum(size, 1e-3 * tf.reduce_max(size))
+        size = _sizes(old.metric)
         found = conjugate_gradient(
             product,
             -old.slope,
@@ -145,6 +144,12 @@ def descend(correlation: CCA, root: tf.Tensor, t: tf.Tensor, v: tf.Tensor) -> tf
     )
     spans = zip(pair(last.v), roots, strict=True)
     return tf.concat([tf.matmul(a, tf.matmul(a, r, transpose_a=True)) for a, r in spans], 1)
+
+
+def _sizes(metric: list[tf.Tensor]) -> tf.Tensor:
+    """Size of G in each column, `[D]`."""
+    size = tf.concat([tf.linalg.diag_part(m) for m in metric], 0)
+    return tf.maximum(size, 1e-12 * tf.reduce_max(size))
 
 
 def _sym(x: tf.Tensor) -> tf.Tensor:

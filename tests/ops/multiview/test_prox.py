@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview import newton
+from proxnet_tf.ops.multiview import linear, newton
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA
 from proxnet_tf.ops.multiview.prox import Settings, correlation_loss, multiview_prox
 from tests.helpers import multiview_reference as reference
@@ -412,12 +412,12 @@ def test_backward_solve_reports(objective, monkeypatch):
     assert converged and 0.0 < residual <= 1e-10 and iterations > 2
     # Too few iterations for the linear system, and the report says so.
     monkeypatch.setattr(newton, "CG_ITERATIONS", 3)
-    newton.compiled.cache_clear()
+    linear.compiled.cache_clear()
     try:
         options = dict(max_iterations=2000)
         _, short, report = backward_report(x, correlation, 0.5, **options)
     finally:
-        newton.compiled.cache_clear()
+        linear.compiled.cache_clear()
         newton.solver.cache_clear()
     assert not report[2] and report[0] > 1e-6 and report[1] == 3
     assert np.abs(short - exact).max() > 1e-4 * np.abs(exact).max()
@@ -594,10 +594,10 @@ def test_wide_views_are_solved_in_single_precision_with_refinement(
     assert found.report.converged and found.report.residual <= 1e-8
     output, gradient = prox_and_gradient(x, cotangent, correlation, lam, **TIGHT)
     monkeypatch.setattr(newton, "WIDE", 1000)
-    newton.compiled.cache_clear()
+    linear.compiled.cache_clear()
     newton.solver.cache_clear()
     expected, exact = prox_and_gradient(x, cotangent, correlation, lam, **TIGHT)
-    newton.compiled.cache_clear()
+    linear.compiled.cache_clear()
     newton.solver.cache_clear()
     np.testing.assert_allclose(output, expected, atol=1e-8)
     np.testing.assert_allclose(gradient, exact, atol=1e-7)

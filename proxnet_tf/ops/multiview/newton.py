@@ -18,7 +18,7 @@ import tensorflow as tf
 from proxnet_tf.ops.multiview import subspace
 from proxnet_tf.ops.multiview.correlation import CCA, Correlation, Factors, Spectrum
 from proxnet_tf.ops.multiview.linear import MODELS, WIDE, approximate, compiled
-from proxnet_tf.ops.multiview.packing import Packed, pack, unpack
+from proxnet_tf.ops.multiview.packing import Packed, pack, unpack, zeros
 from proxnet_tf.ops.multiview.problem import (
     Point,
     Problem,
@@ -125,31 +125,17 @@ def _propose(
     return pack(_Trial(w, covariance_of(data, w), predicted, found.norm[0, 0]))
 
 
-def _with_ingredients(
-    correlation: Correlation, problem: Problem, state: _State
-) -> tuple[Packed, Any]:
-    """The packed state and what is to be decomposed at its point."""
-    model = MODELS[type(correlation)]
-    return pack(state), model.ingredients_at(correlation, problem, state.point)
-
-
-def _start(
-    correlation: Correlation, problem: Packed, w: tf.Tensor, factors: Factors
-) -> tuple[Packed, Any]:
-    """The state at a first W, and what is to be decomposed there."""
-    data = unpack(_PROBLEM, problem)
-    point = point_at(correlation, data, w, factors)
-    radius = 0.2 * tf.norm(data.root)
-    return _with_ingredients(correlation, data, _State(point, radius, tf.zeros_like(radius)))
-
-
 def _accept(
     correlation: Correlation, problem: Packed, state: Packed, trial: Packed, factors: Factors
 ) -> tuple[Packed, Any]:
-    """The trust-region test of a trial point; the state after it, as `_start` gives it."""
+    """The trust-region test of a trial point: the state after it, and what is to be decomposed.
+
+    The trial point after a state of zeros is the first, and is taken.
+    """
     data, tried = unpack(_PROBLEM, problem), unpack(_TRIAL, trial)
     point, radius, _ = unpack(_STATE, state)
     new = point_at(correlation, data, tried.w, factors)
+    first = radius == 0.0
     # Too small a change for the objective's rounding: the residual decides.
     tiny = tried.predicted < 1e-12 * (1.0 + tf.abs(point.objective))
     smaller = new.residual < point.residual
@@ -160,9 +146,12 @@ def _accept(
     radius = tf.where((ratio > 0.9) & at_edge, 2.0 * radius, radius)
     shrink = tf.where(ratio < -1.0, 0.25 * tried.length, 0.5 * tried.length)
     radius = tf.where(ratio < 0.25, shrink, radius)
-    point = tf.nest.map_structure(lambda a, b: tf.where(ratio > 1e-4, a, b), new, point)
-    stalled = tf.cast(tiny & ~smaller, radius.dtype)
-    return _with_ingredients(correlation, data, _State(point, radius, stalled))
+    radius = tf.where(first, 0.2 * tf.norm(data.root), radius)
+    taken = first | (ratio > 1e-4)
+    point = tf.nest.map_structure(lambda a, b: tf.where(taken, a, b), new, point)
+    stalled = tf.cast(tiny & ~smaller & ~first, radius.dtype)
+    packed = pack(_State(point, radius, stalled))
+    return packed, MODELS[type(correlation)].ingredients_at(correlation, data, point)
 
 
 def _newton(
@@ -178,7 +167,7 @@ def _newton(
 
     Decompositions run outside XLA, whose kernels for them are slow; all else is compiled.
     """
-    propose, accept, start = (compiled(f, correlation, jit) for f in (_propose, _accept, _start))
+    propose, accept = (compiled(f, correlation, jit) for f in (_propose, _accept))
     data = pack(problem)
 
     def factors_of(covariance: tf.Tensor) -> Factors:
@@ -200,7 +189,10 @@ def _newton(
 
     def descended(w: tf.Tensor) -> tuple[tf.Tensor, Point, Point]:
         """Number of evaluations, the first point and the last one, from W."""
-        first = start(data, w, factors_of(covariance_of(problem, w)))
+        covariance, none = covariance_of(problem, w), tf.zeros([], w.dtype)
+        trial = pack(_Trial(w, covariance, none, none))
+        nothing = zeros(_STATE, correlation.width, w.dtype)
+        first = accept(data, nothing, trial, factors_of(covariance))
         iterations, last, _ = tf.while_loop(go_on, step, (tf.constant(1), *first))
         return iterations, unpack(_STATE, first[0]).point, unpack(_STATE, last).point
 

@@ -32,6 +32,12 @@ def unpack(layout: Any, packed: Packed) -> Any:
     return tf.nest.pack_sequence_as(layout, [next(pools[rank]) for rank in ranks])
 
 
+def zeros(layout: Any, width: int, dtype: tf.DType) -> Packed:
+    """Zeros in the place of a structure of the given layout."""
+    shapes = [[width] * rank for rank in tf.nest.flatten(layout)]
+    return pack([tf.zeros(shape, dtype) for shape in shapes])
+
+
 def cast_floats(structure: Any, dtype: tf.DType) -> Any:
     """A structure with its tensors of floating-point numbers in `dtype`."""
     return tf.nest.map_structure(

@@ -40,7 +40,7 @@ def test_equal_sizes_share_one_solver_whatever_the_numbers(kind, method):
     assert newton.solver.cache_info().currsize == 1
     solver = newton.solver(kind, method, False)
     assert solver.experimental_get_tracing_count() == 1
-    for function in (newton._start, newton._propose, newton._accept):
+    for function in (newton._propose, newton._accept):
         assert linear.compiled(function, kind, False).experimental_get_tracing_count() == 1
     assert np.abs(outputs[0] - outputs[1]).max() > 1e-2  # lam and epsilon are not the first's
     assert np.abs(outputs[0] - outputs[2]).max() > 1e-4

@@ -411,7 +411,7 @@ def test_backward_solve_reports(objective, monkeypatch):
     _, exact, (residual, iterations, converged) = backward_report(x, correlation, 0.5)
     assert converged and 0.0 < residual <= 1e-10 and iterations > 2
     # Too few iterations for the linear system, and the report says so.
-    monkeypatch.setattr(newton, "CG_ITERATIONS", 3)
+    monkeypatch.setattr(linear, "CG_ITERATIONS", 3)
     linear.compiled.cache_clear()
     try:
         options = dict(max_iterations=2000)

@@ -10,7 +10,10 @@ from tests.helpers.registry import LAYERS
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", "mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("name", LAYERS)
 def test_run_layer_test(name, dtype):
     case = LAYERS[name]

@@ -114,7 +114,9 @@ def test_paths_are_unique(fitted):
     model.get_state_tree()
 
 
-@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_mixed_precision(name, dtype):
     case = MODELS[name]

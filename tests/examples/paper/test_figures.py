@@ -1,5 +1,6 @@
 """The figures of the paper that the proximal toolbox makes, with their numbers."""
 
+import pytest
 import dropout_simulation
 import two_moons
 
@@ -8,6 +9,7 @@ from tests.helpers.markdown import table_rows
 PNG = b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_two_moons(tmp_path):
     path = tmp_path / "moons.png"
     before, after, comparison = two_moons.main(["--output", str(path)])

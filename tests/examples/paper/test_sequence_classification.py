@@ -92,6 +92,7 @@ def small(monkeypatch, name, **changes):
     monkeypatch.setattr(example, "RADII", (0.5,))
 
 
+@pytest.mark.slow
 def test_a_uea_pair_from_files_to_table(monkeypatch, tmp_path):
     rng = np.random.default_rng(0)
     for part, count in (("TRAIN", 48), ("TEST", 20)):  # fewer than t-SNE's usual perplexity

@@ -157,6 +157,7 @@ def test_prox_goes_on_where_it_was_stopped(stop_at, tmp_path, capsys):
     assert "ProxNet" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_both_stages_of_dccae_resume(stop_at, tmp_path):
     arguments = [*TINY, "--methods", "dccae", "--pretrain-epochs", "3", "--output", str(tmp_path)]
     stop_at("pretrain", 1)

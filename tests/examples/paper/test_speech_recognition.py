@@ -188,6 +188,7 @@ def run(tmp_path, more):
     return example.main([*arguments.split(), *more.split()])
 
 
+@pytest.mark.slow
 def test_the_example_learns_and_writes_its_table(tmp_path, capsys):
     results = run(tmp_path, "--methods prox --modes acoustic --noises 0.2 --seeds 0 --epochs 25")
     (found,) = results["prox acoustic 0.2"]

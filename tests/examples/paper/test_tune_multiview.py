@@ -27,6 +27,7 @@ def check_output(folder, trials):
     return numbers
 
 
+@pytest.mark.slow
 def test_search_report_and_resume(tmp_path, capsys):
     arguments = ["--epochs", "1", "--output", str(tmp_path), "--show", "1"]
     (first,) = tune_multiview.main(["--trials", "1", *arguments])

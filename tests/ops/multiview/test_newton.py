@@ -20,7 +20,7 @@ def test_pack_keeps_every_number():
 
 
 @pytest.mark.parametrize("kind", [CCA((3, 3), 3), GCCA((3, 3), 3)])
-@pytest.mark.parametrize("method", ["newton", "lbfgs"])
+@pytest.mark.parametrize("method", ["newton", pytest.param("lbfgs", marks=pytest.mark.slow)])
 def test_equal_sizes_share_one_solver_whatever_the_numbers(kind, method):
     newton.solver.cache_clear()
     linear.compiled.cache_clear()

@@ -148,14 +148,14 @@ def test_full_problem_of_1000_rows():
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
 def test_newton_lbfgs_and_descent_reach_the_same_minimiser(seed):
     # The problem has other minima, whose objectives differ by about 1e-2 here.
-    x = shared_views(100, (20, 20), seed=seed)
-    correlation = problem((20, 20), 20)
+    x = shared_views(100, (12, 12), seed=seed)
+    correlation = problem((12, 12), 12)
     newton = prox(x, correlation, 1.0)
     lbfgs = prox(x, correlation, 1.0, method="lbfgs", tolerance=1e-7, max_iterations=2000)
     assert newton.report.converged and lbfgs.report.converged
     np.testing.assert_allclose(newton.output, lbfgs.output, atol=1e-4)
     value = 1.0 / 200 * np.sum((newton.output - x) ** 2) - newton.correlation_after
-    _, expected = reference.prox(x, (20, 20), 1.0, 20, 1e-4, descent=True)
+    _, expected = reference.prox(x, (12, 12), 1.0, 12, 1e-4, descent=True)
     np.testing.assert_allclose(value, expected, atol=2e-6)
 
 

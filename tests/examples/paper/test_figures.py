@@ -1,7 +1,7 @@
 """The figures of the paper that the proximal toolbox makes, with their numbers."""
 
-import pytest
 import dropout_simulation
+import pytest
 import two_moons
 
 from tests.helpers.markdown import table_rows

@@ -31,7 +31,8 @@ of validation rows, of Vanilla and RRM only):
   lies in the first or last twentieth of its range, the range grows there by half its length (on
   the log scale) and 20 new settings are tried, at most twice.
 * Then seeds 0 to 9 at 2, 5, 10, 20, 50 and all 120 labels a class. The falling schedule (the
-  settings of the rising one, backwards: no search) and the envelope at 5, 10 and 50. Test rows are seen only here.
+  settings of the rising one, backwards: no search) and the envelope at 5, 10 and 50. Test rows
+  are seen only here.
 * Differences are paired by seed. Wilcoxon's signed-rank test, two-sided, against Vanilla; Holm's
   correction over the methods of one pair and number of labels (a longer family could never be
   significant: with ten seeds p is at least 0.002).
@@ -40,8 +41,8 @@ of validation rows, of Vanilla and RRM only):
   which view it is. Mispaired training: 10 and 30 % of the training rows exchange second views, at
   10 labels, seeds 0 to 4, the settings above; a label is that of the first view.
 * The solver's tolerance is 1e-4 (default 1e-8), a quarter faster.
-* Order: settings and seeds 0 to 4 of every pair, mispaired rows, seeds 5 to 9. What a limit of time cuts
-  is said in RESULTS.md.
+* Order: settings and seeds 0 to 4 of every pair, mispaired rows, seeds 5 to 9. What a limit of
+  time cuts is said in RESULTS.md.
 """
 
 import argparse

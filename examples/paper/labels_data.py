@@ -71,8 +71,8 @@ def part_of(name, part, seed, labels_per_class=None, mispaired=0.0):
 
     The test part is the same for every seed; the seed shuffles the rest into training and
     validation rows. Every class has a label on its first `labels_per_class` training rows (all by
-    default). A share `mispaired` of the training rows, drawn over all classes, exchange their second
-    views among each other; a row's label is that of its first view.
+    default). A share `mispaired` of the training rows, drawn over all classes, exchange their
+    second views among each other; a row's label is that of its first view.
     """
     views, rows = _scaled(name, seed)
     labels, chosen = load(name).labels[rows[part]], rows[part]

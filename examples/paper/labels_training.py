@@ -108,7 +108,7 @@ class Trainer:
         self._logits = tf.function(self._logits_of, reduce_retracing=True)
 
     def reset(self, seed, **options):
-        """Initial weights by the seed (Glorot's; vectors as built), no moments, the settings of a run."""
+        """Initial weights by the seed (Glorot's; vectors as built), no moments, settings."""
         generator = np.random.default_rng([seed, 2])
         for weight, initial in zip(self.trained, self.initial, strict=True):
             value = initial
@@ -174,7 +174,7 @@ class Trainer:
         if self.penalty:
             self.penalty(codes)
             weight = 1.0 if self.first_stage else second if self.kind == "prox+" else strength
-            loss += weight * self.penalty.losses[0]
+            loss += weight * self.penalty.losses[-1]
         if self.kind == "dccae":
             for decoder, x, code in zip(self.decoders, views, codes, strict=True):
                 error = tf.reshape(x, [len(x), -1]) - decoder(code, training=True)

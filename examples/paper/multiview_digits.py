@@ -137,18 +137,18 @@ def linear_correlation(options, components=10):
 
 
 def table(results):
-    """Test error, its paired difference to RRM, total correlation: mean +- std over seeds."""
+    """Test error, its paired difference to Vanilla, total correlation: mean +- std over seeds."""
     rows = []
     for method, runs in results.items():
         errors = np.array([one["error"] for one in runs])
         paired = ""
-        if "rrm" in results and method != "rrm":
-            paired = summary(errors - [one["error"] for one in results["rrm"]])
+        if "vanilla" in results and method != "vanilla":
+            paired = summary(errors - [one["error"] for one in results["vanilla"]])
         before = summary([sum(one["before"]) for one in runs])
         after = summary([sum(one["after"]) for one in runs]) if method in PROX else ""
         seconds = np.mean([one["seconds"] for one in runs])
         rows.append((NAMES[method], summary(errors), paired, before, after, f"{seconds:.1f}"))
-    header = ("method", "test error, %", "minus RRM", "correlation", "after the layer", "seconds")
+    header = ("method", "test error, %", "minus Vanilla", "correlation", "after the layer", "seconds")
     return markdown(header, rows)
 
 

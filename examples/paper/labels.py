@@ -55,9 +55,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 from labels_data import COUNTS, load, part_of
+from labels_training import Trainer, linear
 from report import positive
-
-from proxnet_tf import LinearCCA
 
 LABELS = (2, 5, 10, 20, 50, COUNTS[0])
 PAIRS = ("fou+zer", "pix+mor", "glyphs")
@@ -144,8 +143,6 @@ class Study:
         self.trainers, self.first_stage = {}, (None, None)
 
     def trainer(self, pair, kind):
-        from labels_training import Trainer
-
         views = load(pair).views
         if (pair, kind) not in self.trainers:
             shapes = [x.shape[1:] for x in views]
@@ -240,25 +237,6 @@ class Study:
         return errors
 
 
-def linear(part, ridge, is_image):
-    """Linear CCA of the training rows, as a function of views to codes of the width 10."""
-    from labels_training import COMPONENTS
-
-    def rows(views):
-        """The columns: those of the views, or the means of 4 x 4 pixels."""
-        if is_image:
-            views = [x.reshape(len(x), 8, 4, 8, 4, -1).mean((2, 4)) for x in views]
-        return [x.reshape(len(x), -1) for x in views]
-
-    def encode(views):
-        codes = [np.asarray(code, "float32") for code in cca.transform(*rows(views))]
-        return [np.pad(code, ((0, 0), (0, COMPONENTS - code.shape[1]))) for code in codes]
-
-    flat = rows(part.views)
-    cca = LinearCCA(min(COMPONENTS, *(x.shape[1] for x in flat)), ridge=ridge).fit(*flat)
-    return encode
-
-
 def error(logits, labels):
     """Rows predicted wrongly, %."""
     return float(100 * np.mean(logits.argmax(1) != labels))
@@ -336,7 +314,10 @@ def choose(study, log, pair, name, options):
 def run(options):
     """All runs that are missing, in the order of the protocol; returns the log."""
     log = Log(options.output / "labels.jsonl")
-    study = Study(options.epochs)
+    size = {name: getattr(options, name) for name in ("settings", "epochs", "batch")}
+    if log.once(lambda: size, stage="size") != size:
+        raise SystemExit(f"{log.path} holds runs of another size than {size}")
+    study = Study(options.epochs, options.batch)
     chosen = {}
 
     def final(pair, name, labels, seed, mispaired=0.0):
@@ -351,11 +332,10 @@ def run(options):
     def finals(seeds):
         for pair in options.pairs:
             for name in options.methods:
-                if (pair, name) not in chosen and name == "falling":
-                    chosen[pair, name] = chosen[pair, "rising"]
-                elif (pair, name) not in chosen:
-                    found = choose(study, log, pair, name, options)
-                    log.once(lambda f=found: f, stage="chosen", pair=pair, method=name)
+                if (pair, name) not in chosen:
+                    searched = "rising" if name == "falling" else name
+                    found = choose(study, log, pair, searched, options)
+                    log.once(lambda f=found: f, stage="chosen", pair=pair, method=searched)
                     chosen[pair, name] = found
                 numbers = [n for n in METHODS[name].labels if n in options.labels]
                 errors = [[final(pair, name, n, seed) for n in numbers] for seed in seeds]
@@ -384,6 +364,7 @@ def parse(arguments=None):
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
     parser.add_argument("--settings", type=positive, default=20, help="tried per method")
     parser.add_argument("--epochs", type=positive, default=24)
+    parser.add_argument("--batch", type=positive, default=100)
     parser.add_argument("--output", type=Path, default=Path("outputs"))
     parser.add_argument("--report", action="store_true", help="of the runs there are; run nothing")
     options = parser.parse_args(arguments)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from proxnet_tf import CCARegularizer, ProxCCA, solvers
+from proxnet_tf import CCARegularizer, LinearCCA, ProxCCA, solvers
 
 COMPONENTS = 10
 HIDDEN = 64
@@ -62,6 +62,24 @@ def vicreg(f, g, covariance):
         off = tf.reduce_sum(tf.square(s)) - tf.reduce_sum(tf.square(variances))
         loss += covariance * off / x.shape[1]
     return loss
+
+
+def linear(part, ridge, is_image):
+    """Linear CCA of the training rows, as a function of views to codes of the width 10."""
+
+    def rows(views):
+        """The columns: those of the views, or the means of 4 x 4 pixels."""
+        if is_image:
+            views = [x.reshape(len(x), 8, 4, 8, 4, -1).mean((2, 4)) for x in views]
+        return [x.reshape(len(x), -1) for x in views]
+
+    def encode(views):
+        codes = [np.asarray(code, "float32") for code in cca.transform(*rows(views))]
+        return [np.pad(code, ((0, 0), (0, COMPONENTS - code.shape[1]))) for code in codes]
+
+    flat = rows(part.views)
+    cca = LinearCCA(min(COMPONENTS, *(x.shape[1] for x in flat)), ridge=ridge).fit(*flat)
+    return encode
 
 
 class Trainer:

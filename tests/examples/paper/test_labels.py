@@ -207,6 +207,8 @@ def test_the_study_runs_once_and_continues_after_a_stop(tmp_path, monkeypatch):
     again = labels.main(command)
     assert len(computed) == 3
     assert again == first  # tables
+    with pytest.raises(SystemExit, match="runs of another size"):
+        labels.main([*command, "--batch", "50"])
 
 
 def test_wilcoxon_and_holm():

@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.number import check_real
+
 
 def check_number(
     name: str, value: object, *, above: float | None = None, at_least: float | None = None
@@ -140,6 +142,7 @@ class LamWeight(keras.Variable):
             ValueError: another value. A value that is known only when a graph runs cannot raise:
                 the layer then returns NaN, see `lam_of`.
         """
+        check_real("`lam`", value)
         known = value
         if not isinstance(value, numbers.Real | np.ndarray):
             known = tf.get_static_value(tf.convert_to_tensor(value))
@@ -150,6 +153,7 @@ class LamWeight(keras.Variable):
 
 def _check_lam(value: Any, dtype: tf.DType) -> None:
     """A `ValueError` unless the value, rounded to `dtype`, is in (0, inf)."""
+    check_real("`lam`", value)
     with np.errstate(over="ignore", under="ignore"):
         check_number("lam", np.asarray(value).astype(dtype.as_numpy_dtype)[()], above=0.0)
 

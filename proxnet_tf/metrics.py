@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from proxnet_tf.checks import at_least_float32
 from proxnet_tf.layers.multiview.border import Border, Views
+from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.multiview.correlation import CCA
 from proxnet_tf.ops.multiview.moments import column_rounding
 from proxnet_tf.ops.multiview.prox import correlations
@@ -149,6 +150,7 @@ def _together(first: _Moments, second: _Moments) -> _Moments:
 def _weights_of_rows(views: Views, sample_weight: Any) -> tf.Tensor:
     """How often each row counts, `[n, 1]`; NaN where a weight is not a number >= 0."""
     rank = len(views.parts[0].shape) - 1
+    check_real("`sample_weight`", sample_weight)
     weight = tf.cast(1.0 if sample_weight is None else sample_weight, tf.float64)
     if len(weight.shape) == rank + 1:  # (batch, 1) for rows (batch,)
         weight = tf.squeeze(weight, -1)

@@ -21,6 +21,7 @@ from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops import kernels
 from proxnet_tf.ops.convex.chain import as_rows
 from proxnet_tf.ops.convex.smooth import ProxSolution, smooth_prox
+from proxnet_tf.ops.linear.number import check_real, real_array
 from proxnet_tf.ops.linear.report import exact
 
 _KINDS = ("gradient_flatness", "graph_laplacian", "gradient_variation")
@@ -321,7 +322,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
         dtype = at_least_float32(self.compute_dtype)
-        rows = as_rows(tf.cast(inputs, dtype))
+        rows = as_rows(tf.cast(check_real("The input", inputs), dtype))
         points, whitening, basis, spectrum = (
             tf.cast(v, dtype) for v in (self._points, self._whitening, self._basis, self._spectrum)
         )
@@ -330,7 +331,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
             plain = tf.matmul(self._kernel(dtype).matrix(rows, points), whitening)
         if self._variations:
             found = self._solve(plain, basis, spectrum, lam, training)
-            self._monitor.forward(found.report)
+            self._monitor.forward(found.report, None, lambda: {"the input": rows, "lam": lam})
             features = found.point
         else:
             along = tf.matmul(plain, basis) * (1 + spectrum / lam) ** self.power
@@ -416,7 +417,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _matrix(name: str, value: Any) -> np.ndarray:
-    matrix = np.asarray(value, dtype="float64")
+    matrix = real_array(f"`{name}`", value)
     if matrix.ndim != 2 or not np.isfinite(matrix).all():
         raise ValueError(
             f"`{name}` must be a finite array of shape (rows, features). Received: shape "

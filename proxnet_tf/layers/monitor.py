@@ -1,5 +1,6 @@
 """How a layer shows whether its proximal maps, and their gradients, were solved."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,6 +9,8 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.ops.linear.report import Report
+
+Given = Callable[[], dict[str, Any]]
 
 
 def check_monitor(value: Any) -> bool | str:
@@ -98,14 +101,18 @@ class Monitor:
     def __bool__(self) -> bool:
         return bool(self.metrics)
 
-    def forward(self, report: Report, valid: tf.Tensor | None = None) -> None:
+    def forward(
+        self, report: Report, valid: tf.Tensor | None = None, given: Given | None = None
+    ) -> None:
         """Takes the report of a map in.
 
         Args:
             report: one value a problem.
             valid: which problems count, in the shape of `report.residual`; all by default.
+            given: returns what the problems were made of, by name. A warning names what is not
+                finite there.
         """
-        self._look("", report, valid)
+        self._look("", report, valid, given)
         self._update("residual", report.residual)
         self._update("unsolved", tf.cast(~report.converged, tf.float32), valid)
         self._update("iterations", tf.cast(report.iterations, tf.float32))
@@ -160,7 +167,13 @@ class Monitor:
             return dict(self._last)
         return {name: float(metric.result()) for name, metric in self.metrics.items()}
 
-    def _look(self, prefix: str, report: Report, valid: tf.Tensor | None) -> None:
+    def _look(
+        self,
+        prefix: str,
+        report: Report,
+        valid: tf.Tensor | None,
+        given: Given | None = None,
+    ) -> None:
         if self.metrics:
             return
         # In a graph, or while Keras builds a model, there is no number to look at.
@@ -176,18 +189,37 @@ class Monitor:
             self._last["iterations"] = float(tf.reduce_max(report.iterations))
         if share and not self._warned:
             self._warned = True
+            why = (
+                f"relative residual {worst:.2g} after {int(tf.reduce_max(report.iterations))} "
+                "iterations. Raise its bound on the iterations, its tolerance or lam, check that R "
+                "is convex and bounded from below, and watch `monitor=True`."
+            )
+            broken = _not_finite(given() if given else {})
+            if prefix and not math.isfinite(worst):
+                broken.append("the gradient of the outputs")
+            if broken:
+                why = f"{' and '.join(broken)} held NaN or infinite values."
             warnings.warn(
                 f"The layer {self.owner!r} left {share:.0%} of its "
-                f"{'gradient' if prefix else 'proximal'} problems unsolved: relative residual "
-                f"{worst:.2g} after {int(tf.reduce_max(report.iterations))} iterations. Raise its "
-                "bound on the iterations, its tolerance or lam, check that R is convex and bounded "
-                "from below, and watch `monitor=True`. (Said once a layer.)",
+                f"{'gradient' if prefix else 'proximal'} problems unsolved: {why} "
+                "(Said once a layer.)",
                 stacklevel=3,
             )
 
     def _update(self, name: str, value: tf.Tensor, weight: tf.Tensor | None = None) -> None:
         if name in self.metrics:
             self.metrics[name].update_state(tf.stop_gradient(value), weight)
+
+
+def _not_finite(given: dict[str, Any]) -> list[str]:
+    """The names of those structures that hold a number which is not finite."""
+
+    def broken(value: Any) -> bool:
+        tensors = [tf.convert_to_tensor(t) for t in tf.nest.flatten(value)]
+        floating = [t for t in tensors if t.dtype.is_floating]
+        return not all(tf.reduce_all(tf.math.is_finite(t)) for t in floating)
+
+    return [name for name, value in given.items() if broken(value)]
 
 
 def _worst_of(slots: tf.Tensor, values: tf.Tensor) -> tf.Tensor:

@@ -15,6 +15,7 @@ from proxnet_tf.checks import (
     check_number,
 )
 from proxnet_tf.models.base import mask_of, over_last_axes, with_mask
+from proxnet_tf.ops.linear.norms import polar
 
 
 def normalize_per_example(x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
@@ -27,11 +28,9 @@ def normalize_per_example(x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Ten
     dtype, x = x.dtype, tf.cast(x, at_least_float32(x.dtype))
     if mask is not None:
         x = tf.where(over_last_axes(mask, x), x, tf.zeros_like(x))
-    axes = tf.range(1, tf.rank(x))
-    # Scaled first, so that the squares of small gradients do not vanish.
-    x = tf.math.divide_no_nan(x, tf.reduce_max(tf.abs(x), axis=axes, keepdims=True))
-    norm = tf.sqrt(tf.reduce_sum(x * x, axis=axes, keepdims=True))
-    return tf.cast(tf.math.divide_no_nan(x, norm), dtype)
+    shape = tf.shape(x)
+    rows = tf.reshape(x, [shape[0], tf.reduce_prod(shape[1:])])
+    return tf.cast(tf.ensure_shape(tf.reshape(polar(rows).unit, shape), x.shape), dtype)
 
 
 def kl_divergence(p: tf.Tensor, q: tf.Tensor, from_logits: bool) -> tf.Tensor:
@@ -154,7 +153,7 @@ class AdversarialModel(keras.Model):
         self._parts = lambda: parts
         self.supports_masking = True
         # `fit` calls the parts only: this is what builds the model itself.
-        self(model.inputs if len(model.inputs) > 1 else model.inputs[0])
+        self(_inputs_of(model))
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         return self.model(inputs, training=training)
@@ -372,10 +371,14 @@ def _split(model: Any, layer: str | None) -> tuple[Callable, keras.Model, int]:
             return [with_mask(tf.identity(x), *(m for m in masks if tf.is_tensor(m)))]
 
         return whole, back, floating[0]
-    # A sequential model that was never called has no `input`.
-    source = inputs[0] if isinstance(model, keras.Sequential) else model.input
-    front = keras.Model(source, points)
+    front = keras.Model(_inputs_of(model), points)
     return front, back, floating[0]
+
+
+def _inputs_of(model: keras.Model) -> Any:
+    """The symbolic inputs in the structure in which the model takes them."""
+    # A sequential model that was never called has no `input`.
+    return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
 
 
 def _is_only(tensor: Any, tensors: list[Any]) -> bool:

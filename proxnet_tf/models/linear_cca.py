@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from proxnet_tf.checks import check_integer, check_number
+from proxnet_tf.ops.linear.number import real_array
 
 _RANK_THRESHOLD = 1e-10  # of the largest eigenvalue of a correlation matrix
 _ROUNDING = 16 * np.finfo(float).eps  # a column varies if its deviation is above this share
@@ -234,7 +235,7 @@ def _pair(x: Any, y: Any) -> tuple[Any, Any]:
 def _matrix(name: str, view: Any) -> np.ndarray:
     if view is None:
         raise ValueError(f"`{name}` is missing: LinearCCA fits two views. Received: {name}=None")
-    view = np.asarray(view, "float64")
+    view = real_array(f"`{name}`", view)
     if view.ndim != 2 or not view.size or not np.isfinite(view).all():
         what = "a value that is not finite" if view.ndim == 2 and view.size else "another shape"
         raise ValueError(

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.number import real_array, scalar
+
 
 class Functionals(NamedTuple):
     """Bounded linear functionals of f at `points`.
@@ -49,7 +51,7 @@ def graph_laplacian(
 
     Instead of one representer an edge, the p rows of a square root of 2 weight (D - W).
     """
-    w = np.asarray(adjacency, "float64")
+    w = real_array("The adjacency", adjacency)
     values, vectors = np.linalg.eigh(2 * weight * (np.diag(w.sum(axis=1)) - w))
     root = np.sqrt(np.maximum(values, 0))[:, np.newaxis] * vectors.T
     points = tf.convert_to_tensor(points)
@@ -63,7 +65,7 @@ def neighbor_adjacency(points: np.ndarray, num_neighbors: int = 5) -> np.ndarray
         >>> neighbor_adjacency(np.array([[0.0], [1.0], [3.0]]), 1).tolist()
         [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
     """
-    points = np.asarray(points, "float64")
+    points = real_array("`points`", points)
     distances = ((points[:, np.newaxis] - points[np.newaxis]) ** 2).sum(axis=-1)
     np.fill_diagonal(distances, np.inf)
     nearest = np.argsort(distances, axis=1, kind="stable")[:, :num_neighbors]
@@ -149,7 +151,7 @@ def invariant_inner_products(
     zx = gram(kernel, functionals, Functionals(x))
     zy = gram(kernel, functionals, Functionals(y))
     kz = gram(kernel, functionals, functionals)
-    lam = tf.cast(lam if tf.is_tensor(lam) else np.float64(lam), kz.dtype)
+    lam = scalar(lam, kz.dtype)
     factor = tf.linalg.cholesky(kz + lam * tf.eye(tf.shape(kz)[0], dtype=kz.dtype))
     ax, ay = tf.linalg.cholesky_solve(factor, zx), tf.linalg.cholesky_solve(factor, zy)
     products = kernel.matrix(x, y) - tf.matmul(zx, ay, transpose_a=True)

@@ -176,7 +176,10 @@ def test_inputs_of_another_dtype(name):
             assert_same(outputs, expected, 1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", "mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("name", LAYERS)
 def test_fit_moves_what_is_trainable_and_keeps_everything_finite(name, dtype):
     case = LAYERS[name]

@@ -71,6 +71,10 @@ def test_incomplete_folders_are_refused(folder):
     photos.unlink()
     with pytest.raises(ValueError, match=r"3 photos of 'bear' have a sketch.*sketchy"):
         load_sketchy(folder, 3, pairs_per_class=4, size=8)
+    for wrong in ({"num_classes": 1.5}, {"size": 0}, {"pairs_per_class": True}):
+        (name,) = wrong
+        with pytest.raises(ValueError, match=f"`{name}` must be an integer >= 1"):
+            load_sketchy(folder, **({"num_classes": 3} | wrong))
     with pytest.raises(ValueError, match="it has 3 classes; num_classes=4"):
         load_sketchy(folder, 4)
     for file in list(folder.rglob("n02_*.png")):

@@ -210,6 +210,15 @@ def _rnn(name, weights, **more):
     )
 
 
+# The layers that trace a solver of a user's function or cell, which takes seconds each time.
+DEAR = {
+    "Prox of a function",
+    "Prox of a function on a set",
+    "Prox of a layer with a context",
+    "ProxKernelFeatures, solved",
+    "ProxRNNCell of LSTMCell",
+    "ProxRNNCell of a user's cell",
+}
 LAYERS = {
     "ProxCCA": Layer(
         ProxCCA,
@@ -307,7 +316,7 @@ LAYERS = {
     ),
     "Prox of a layer with a context": _prox(
         [ROWS, ROWS[::-1].copy()],
-        lambda: dict(regularizer=Pull(dtype="float32"), monitor="r"),
+        lambda: dict(regularizer=Pull(), monitor="r"),
         (1, 1, 0),
     ),
     "ProxDropout": Layer(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from proxnet_tf import Prox, ProxCCA, ProxDropout, ProxLSTM, ProxRNNCell
 from proxnet_tf.layers.monitor import Monitor, Worst, check_monitor
 from proxnet_tf.ops.linear.report import Report, exact, observed
 
@@ -275,3 +276,47 @@ def test_over_replicas():
     command = [sys.executable, "-c", textwrap.dedent(REPLICAS)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0 and "all right" in result.stdout, result.stderr[-2000:]
+
+
+def lstm(**arguments):
+    return ProxLSTM(3, lam=0.7, jit_compile=False, **arguments)
+
+
+BROKEN = {
+    "ProxCCA": (lambda: ProxCCA(1, split=(2, 2), inference="batch"), (6, 4)),
+    "Prox": (lambda: Prox(lambda z: tf.reduce_sum(tf.sqrt(1 + z**2), axis=-1)), (3, 4)),
+    "ProxDropout": (lambda: ProxDropout(), (3, 4)),
+    "ProxLSTM": (lstm, (2, 3, 4)),
+    "ProxLSTM, a loop of steps": (lambda: lstm(unroll=True), (2, 3, 4)),
+    "ProxRNNCell": (
+        lambda: keras.layers.RNN(ProxRNNCell(keras.layers.GRUCell(3)), unroll=True),
+        (2, 3, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_warning_names_what_is_not_finite(name):
+    make, shape = BROKEN[name]
+    x = np.random.default_rng(0).normal(size=shape).astype("float32")
+    spoilt = x.copy()
+    spoilt.flat[0] = np.nan
+    with pytest.warns(UserWarning, match=r"unsolved: the input .*held NaN") as said:
+        make()(spoilt)
+    assert not any("Raise its bound" in str(w.message) or "lam" in str(w.message) for w in said)
+    layer = make()
+    layer(x)
+    inner = layer if hasattr(layer, "lam") else layer.cell
+    inner.lam.value.assign(np.nan)  # past the check of `assign`, as a graph may
+    with pytest.warns(UserWarning, match="unsolved: lam held NaN or infinite values"):
+        layer(x)
+
+
+def test_the_warning_names_a_gradient_that_is_not_finite():
+    layer = Prox(lambda z: tf.reduce_sum(tf.sqrt(1 + z**2), axis=-1))
+    x = tf.constant([[0.3, -0.2]])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        z = layer(x)
+    with pytest.warns(UserWarning, match="unsolved: the gradient of the outputs held NaN"):
+        tape.gradient(z, x, tf.constant([[np.nan, 1.0]]))

@@ -463,3 +463,31 @@ def test_bad_arguments():
     two = keras.Model([inputs, keras.Input((3,), name="b")], bypass)
     with pytest.raises(ValueError, match="name the `layer`"):
         AdversarialModel(two)
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "two inputs", "dictionary"])
+def test_trained_by_single_batches_only(kind, tmp_path):
+    keras.utils.set_random_seed(0)
+    base, layer, x = one_output(kind)
+    labels = np.arange(8) % 2
+    y = {"out": labels} if kind == "dictionary" else labels
+    model = AdversarialModel(base, layer=layer)
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert model.built
+    before = model.get_weights()
+    model.train_on_batch(x, y)
+    assert any((a != b).any() for a, b in zip(before, model.get_weights(), strict=True))
+    model.save(tmp_path / "model.keras")
+    reloaded = keras.saving.load_model(tmp_path / "model.keras")
+    steps = [m.train_on_batch(x, y) for m in (model, reloaded)]  # the optimizer's state too
+    np.testing.assert_allclose(*steps, rtol=1e-6)
+    for one, other in zip(model.get_weights(), reloaded.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e38, 1.0, 1e-35])
+def test_normalisation_near_the_ends_of_the_range(size):
+    x = np.array([[[3.0, 0.0], [0.0, 4.0]], [[0.0, 0.0], [0.0, 0.0]], [[-1, 1], [1, 1]]])
+    found = normalize_per_example(tf.constant(x * size * 0.7, tf.float32))
+    expected = [[[0.6, 0], [0, 0.8]], [[0, 0], [0, 0]], [[-0.5, 0.5], [0.5, 0.5]]]
+    np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -16,6 +16,7 @@ from proxnet_tf.checks import (
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops.convex.dropout import dropout_solution
+from proxnet_tf.ops.linear.number import check_real
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -79,9 +80,12 @@ class ProxDropout(HasLam, keras.layers.Layer):
         dtype = at_least_float32(self.compute_dtype)
         lam = lam_of(self, dtype)
         found = dropout_solution(
-            tf.cast(inputs, dtype), lam, self.num_points, self._monitor.backward(training)
+            tf.cast(check_real("The input", inputs), dtype),
+            lam,
+            self.num_points,
+            self._monitor.backward(training),
         )
-        self._monitor.forward(found.report)
+        self._monitor.forward(found.report, None, lambda: {"the input": inputs, "lam": lam})
         outputs = nan_without(lam, tf.ensure_shape(found.point, inputs.shape))
         return tf.cast(outputs, self.compute_dtype)
 

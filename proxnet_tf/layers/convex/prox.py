@@ -17,10 +17,12 @@ from proxnet_tf.checks import (
     nan_without,
 )
 from proxnet_tf.layers.convex import axes
+from proxnet_tf.layers.convex.precision import in_precision
 from proxnet_tf.layers.convex.regularizer import Regularizer
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops.convex.chain import as_rows
 from proxnet_tf.ops.convex.smooth import ProxSolution, default_tolerance, smooth_prox
+from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.linear.report import exact
 
 _SMOOTH = ("squared_l2", "quadratic")
@@ -38,7 +40,8 @@ class Prox(HasLam, keras.layers.Layer):
     Args:
         regularizer: a name or a `Regularizer` (see there); or a callable R, smooth and convex
             (its curvature above -lam at least), made of TensorFlow or Keras operations, keeping
-            the dtype and +inf outside its domain; or None for R = 0 under a `constraint`. To be
+            the dtype and +inf outside its domain (a Keras layer computes in the dtype of the
+            solver, whatever its policy); or None for R = 0 under a `constraint`. To be
             saved, a function needs `keras.saving.register_keras_serializable`. What
             `prox_of_activation` returns stands for `regularizer`, `constraint` and `start`.
         lam: weight of the distance, > 0; 1 by default. The larger, the nearer the output is to
@@ -166,6 +169,7 @@ class Prox(HasLam, keras.layers.Layer):
 
     def call(self, inputs: Any, mask: Any = None, training: bool = False) -> tf.Tensor:
         x, context = self._split_inputs(inputs)
+        check_real("The input", x)
         mask = mask[0] if isinstance(mask, list | tuple) else mask
         dtype = at_least_float32(self.compute_dtype)
         x = tf.cast(x, dtype)
@@ -175,7 +179,7 @@ class Prox(HasLam, keras.layers.Layer):
             self._monitor.forward(exact(z))
         else:
             found = self._solve(x, context, lam, mask, training)
-            self._monitor.forward(found.report)
+            self._monitor.forward(found.report, None, lambda: {"the input": inputs, "lam": lam})
             z = found.point
         z = nan_without(lam, tf.ensure_shape(z, x.shape))
         return tf.cast(z, self.compute_dtype)
@@ -218,12 +222,14 @@ class Prox(HasLam, keras.layers.Layer):
         if context is not None and context.dtype.is_floating:
             context = tf.cast(context, x.dtype)
 
+        r = self.regularizer
+        if isinstance(r, keras.layers.Layer) or self.compute_dtype != self.variable_dtype:
+            r = in_precision(r, x.dtype)
+
         def regularizer(z: tf.Tensor) -> tf.Tensor:
             example = self.over == "example"
             whole = z if example else tf.ensure_shape(tf.reshape(z, seen), x.shape)
-            value = tf.convert_to_tensor(
-                self.regularizer(whole) if context is None else self.regularizer(whole, context)
-            )
+            value = tf.convert_to_tensor(r(whole) if context is None else r(whole, context))
             if self.over == "batch" and value.shape.rank == 0:
                 value = value[tf.newaxis]
             return value

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from proxnet_tf.checks import check_choice, check_integer, check_number
 from proxnet_tf.ops.convex.table import OPERATORS
+from proxnet_tf.ops.linear.number import scalar
 
 _POSITIVE = ("radius", "total")
 _NON_NEGATIVE = ("ridge", "sparsity")
@@ -115,7 +116,7 @@ class Regularizer:
         `mask`: boolean in the shape of x, False for entries that keep their value and take no
         part; only where R can leave entries out.
         """
-        lam = lam / self.weight
+        lam = scalar(lam, tf.float64) / self.weight  # which x.dtype may be too narrow for
         if mask is None:
             return self.operator.prox(x, lam, **self._prepared)
         if self.operator.padding == "mask":

@@ -117,7 +117,12 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         )
         if training and self.inference == "moving":
             self._move(views, *(nan_without(lam, x) for x in (found.mean, found.map)))
-        self._monitor.forward(found.report)
+
+        def given() -> dict[str, Any]:
+            rows, valid = views.rows, views.valid
+            return {"the input": rows if valid is None else rows[valid[:, 0]], "lam": lam}
+
+        self._monitor.forward(found.report, None, given)
         self._monitor.watch("correlation_before", found.correlation_before)
         self._monitor.watch("correlation", found.correlation_after)
         return nan_without(lam, found.output)

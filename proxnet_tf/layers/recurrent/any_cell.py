@@ -19,6 +19,7 @@ from proxnet_tf.checks import (
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.layers.recurrent.lstm_cell import check_solver
+from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.recurrent.black_box import prox_black_box
 
 # `keras.layers.RNN` draws dropout masks before its loop for cells of this class, which Keras does
@@ -177,6 +178,7 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
         self.built = True
 
     def call(self, inputs: tf.Tensor, states: Any, training: bool = False) -> tuple[Any, Any]:
+        check_real("The input", inputs)
         cell = self.cell
         mode = {"training": training} if self._takes_training else {}
         # A stateful layer hands its variables over.
@@ -224,7 +226,16 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
             cell.compute_dtype,
             self.solves.backward(training),
         )
-        self.solves.forward(report)
+        self.solves.forward(
+            report,
+            None,
+            lambda: {
+                "the input": inputs,
+                "the state": states,
+                "lam": sqrt_rho,
+                "a weight": weights,
+            },
+        )
         c = tf.cast(c, s.dtype)
         new_states[self.state_index] = c
         new_states = tf.nest.pack_sequence_as(new_structure, new_states)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from proxnet_tf.checks import HasLam
 from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell, with_lam
+from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.recurrent.scan import prox_lstm
 
 _LSTM_CELL_ARGUMENTS = {
@@ -217,6 +218,7 @@ class ProxLSTM(HasLam, keras.layers.RNN):
                 "Ragged input is not supported. Received a RaggedTensor of shape "
                 f"{sequences.shape}. Pad it, `sequences.to_tensor()`, and pass `mask=`."
             )
+        check_real("The input", sequences)
         return super().__call__(sequences, *args, **kwargs)
 
     def inner_loop(
@@ -255,7 +257,17 @@ class ProxLSTM(HasLam, keras.layers.RNN):
             lambda report: observer(report, valid),
             bool(jit_compile),
         )
-        solves.forward(report, valid)
+
+        def given() -> dict[str, Any]:
+            counted = time_major if valid is None else time_major[valid]
+            return {
+                "the input": counted,
+                "the initial state": initial_state,
+                "lam": sqrt_rho,
+                "a weight": [kernel, recurrent_kernel, bias],
+            }
+
+        solves.forward(report, valid, given)
         outputs = hidden
         if mask is not None:
             # Keras repeats the last output at masked steps, and zeros before the first one.

@@ -17,10 +17,18 @@ from proxnet_tf.checks import (
     lam_of,
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
+from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.linear.report import Report
 from proxnet_tf.ops.recurrent.cotangent import prox_lstm_step
 from proxnet_tf.ops.recurrent.solve import Solver
-from proxnet_tf.ops.recurrent.step import GATES, GateKernels, LSTMOptions, lstm_gates, solve_gates
+from proxnet_tf.ops.recurrent.step import (
+    GATES,
+    GateKernels,
+    LSTMOptions,
+    lstm_gates,
+    solve_gates,
+    value_slope_curvature,
+)
 
 
 def check_solver(solver: str, tolerance: float | None, max_iterations: int | None) -> Solver:
@@ -38,16 +46,54 @@ def check_jit_compile(jit_compile: Any) -> bool | str:
     return jit_compile if jit_compile == "auto" else check_bool("jit_compile", jit_compile)
 
 
+def _softsign(z: tf.Tensor) -> tf.Tensor:
+    """z / (1 + |z|); TensorFlow's own has no second derivative."""
+    return z / (1 + tf.abs(z))
+
+
 def _elementwise(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The activation for `ops`: TensorFlow's own where its derivatives are known in closed form."""
-    for excluded in ("softmax", "log_softmax", "sparsemax", "glu"):
-        if function is getattr(keras.activations, excluded, None):
-            raise ValueError(
-                f"`{name}` must act elementwise: the Jacobian of the state is taken gate by gate. "
-                f"Received: {name}={excluded!r}. Wrap the cell in `ProxRNNCell` instead."
-            )
-    known = {keras.activations.tanh: tf.tanh, keras.activations.sigmoid: tf.sigmoid}
-    return known.get(function, function)
+    """The activation for `ops`, one whose derivatives TensorFlow knows.
+
+    Raises:
+        ValueError: it does not act elementwise, or cannot be differentiated twice.
+    """
+    known = {
+        keras.activations.tanh: tf.tanh,
+        keras.activations.sigmoid: tf.sigmoid,
+        keras.activations.softsign: _softsign,
+        tf.nn.softsign: _softsign,
+    }
+    function = known.get(function, function)
+    if function in (tf.tanh, tf.sigmoid) or isinstance(function, keras.layers.Layer):
+        return function
+    received = f"Received: {name}={getattr(function, '__name__', function)!r}"
+    try:
+        # In a graph there is no number to look at.
+        elementwise = not tf.executing_eagerly() or _acts_elementwise(function)
+    except (LookupError, TypeError) as error:
+        raise ValueError(
+            f"`{name}` must be a function of one tensor that TensorFlow differentiates twice: "
+            f"the gradient of the state goes through its Jacobian. {received}"
+        ) from error
+    if not elementwise:
+        raise ValueError(
+            f"`{name}` must act elementwise: the Jacobian of the state is taken gate by gate. "
+            f"{received}. Wrap the cell in `ProxRNNCell` instead."
+        )
+    return function
+
+
+def _acts_elementwise(function: Callable[..., Any]) -> bool:
+    """Whether, of two entries of a vector, none depends on the other one."""
+    z = tf.constant([[0.3, -0.7]])
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(z)
+        y, _, _ = value_slope_curvature(function, z)
+        if y.shape != z.shape:
+            return False
+        parts = tf.split(y, 2, axis=-1)
+    slopes = [tape.gradient(part, z, unconnected_gradients="zero")[0] for part in parts]
+    return bool((slopes[0][1] == 0) & (slopes[1][0] == 0))
 
 
 def with_lam(layer: keras.layers.Layer, weights: Sequence[Any]) -> list[Any]:
@@ -109,7 +155,8 @@ class ProxLSTMCell(HasLam, keras.layers.LSTMCell):
         `h_t, [h_t, c_t]`. 16-bit policies compute in float32 and cast back.
 
     Raises:
-        ValueError: for lam <= 0, delta < 0, an unknown solver, a softmax as an activation.
+        ValueError: for lam <= 0, delta < 0, an unknown solver, an activation that does not act
+            elementwise or cannot be differentiated twice.
 
     Example:
 
@@ -177,7 +224,16 @@ class ProxLSTMCell(HasLam, keras.layers.LSTMCell):
         h, c, report = prox_lstm_step(
             z, carry, kernel, sqrt_rho, scale, self.options, observer, bool(jit_compile)
         )
-        self.solves.forward(report)
+        self.solves.forward(
+            report,
+            None,
+            lambda: {
+                "the input": inputs,
+                "the state": states,
+                "lam": sqrt_rho,
+                "a weight": [w.value for w in self.trainable_variables],
+            },
+        )
         h, c = tf.cast(h, self.compute_dtype), tf.cast(c, self.compute_dtype)
         return h, [h, c]
 
@@ -225,6 +281,7 @@ class ProxLSTMCell(HasLam, keras.layers.LSTMCell):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
         """z = x W + h U + b, c, W, sqrt(rho) and the dropout masks of the gates."""
         kernel, recurrent_kernel, bias, sqrt_rho = self.tensors()
+        check_real("The input", inputs)
         x, h, c = (tf.cast(t, kernel.dtype) for t in (inputs, states[0], states[1]))
         masks = self.input_scale(inputs, training)
         hidden_masks = None

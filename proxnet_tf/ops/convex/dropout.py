@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops.convex.chain import as_rows
-from proxnet_tf.ops.convex.sets import scalar
 from proxnet_tf.ops.convex.smooth import ProxSolution, default_tolerance
+from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.once import differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
 
@@ -179,6 +179,6 @@ def dropout_solution(
     if 0 in rows.shape[1:]:
         point, residual, steps = rows, tf.zeros(tf.shape(rows)[:1], x.dtype), tf.constant(0)
     else:
-        point, residual, steps = mapped(rows, scalar(lam, x))
+        point, residual, steps = mapped(rows, scalar(lam, x.dtype))
     solved = residual <= default_tolerance(x.dtype)
     return ProxSolution(tf.reshape(point, tf.shape(x)), Report(residual, steps, solved))

@@ -45,6 +45,7 @@ def prox_entropy(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     """
 
     def solve(x: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
+        lam = tf.cast(lam, x.dtype)
         z = _point(x, lam)
         slope = z / ((1 - z) + lam * z)
         total = tf.reduce_sum(slope, axis=-1, keepdims=True)

@@ -8,6 +8,8 @@ receives its gradient as well. For a weight w, prox of w R at lam is prox of R a
 docstring says which of the possible Jacobians the gradient uses where the map is not smooth.
 The entropy and the nuclear norm have modules of their own, as have the projections (`sets`) and
 total variation; `table.OPERATORS` lists all of them by name. An empty last axis comes out empty.
+NaN stays in its own vector (or group); where the map is joint, it makes the whole one NaN, value
+and gradient.
 """
 
 from typing import Any
@@ -18,10 +20,10 @@ import tensorflow as tf
 from proxnet_tf.ops.convex.sets import (
     Jacobian,
     l1_ball_point,
-    norm,
-    scalar,
     symmetric_map,
 )
+from proxnet_tf.ops.linear.norms import headroom, norm, polar
+from proxnet_tf.ops.linear.number import inverse, real_array, scalar
 
 # l1 and the elastic net ------------------------------------------------------------------------
 
@@ -41,7 +43,7 @@ def prox_l1(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
         [2.0, 0.0]
     """
     x = tf.convert_to_tensor(x)
-    threshold = 1 / scalar(lam, x)
+    threshold = inverse(lam, x.dtype)
     return x - tf.clip_by_value(x, -threshold, threshold)
 
 
@@ -60,7 +62,7 @@ def prox_elastic_net(x: tf.Tensor, lam: float | tf.Tensor, ridge: float = 1.0) -
         [1.0, 0.0]
     """
     x = tf.convert_to_tensor(x)
-    return prox_l1(x, lam) / (1 + ridge / scalar(lam, x))
+    return prox_l1(x, lam) / (1 + ridge * inverse(lam, x.dtype))
 
 
 # l2 norms --------------------------------------------------------------------------------------
@@ -82,17 +84,18 @@ def prox_l2(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     """
 
     def solve(x: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
-        length = norm(x, keepdims=True)
-        shrink = tf.math.divide_no_nan(1 / lam, length)
-        active = length > 1 / lam
-        keep = tf.where(active, 1 - shrink, tf.zeros_like(shrink))
-        unit = tf.math.divide_no_nan(x, length)
+        size, length, unit = polar(x)
+        threshold = inverse(lam, x.dtype) / size
+        active = ~(length <= threshold)  # a NaN stays
+        shrink = tf.where(active, threshold / tf.where(active, length, 1.0), 1.0)
+        keep = 1 - shrink
 
         def jacobian(y: tf.Tensor) -> tf.Tensor:
             radial = tf.reduce_sum(unit * y, axis=-1, keepdims=True) * unit
             return tf.where(active, keep * (y - radial) + radial, tf.zeros_like(y))
 
-        return keep * x, jacobian
+        # An infinity is no direction either.
+        return tf.where(tf.math.is_finite(size), keep * x, unit), jacobian
 
     return symmetric_map(solve, x, lam)
 
@@ -143,7 +146,7 @@ def prox_squared_l2(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
         [2.0]
     """
     x = tf.convert_to_tensor(x)
-    return x / (1 + 1 / scalar(lam, x))
+    return x / (1 + inverse(lam, x.dtype))
 
 
 def spectrum(matrix: Any) -> dict[str, np.ndarray]:
@@ -160,7 +163,7 @@ def spectrum(matrix: Any) -> dict[str, np.ndarray]:
         matrix = tf.sparse.to_dense(tf.sparse.reorder(matrix))
     elif hasattr(matrix, "toarray"):
         matrix = matrix.toarray()
-    dense = np.asarray(matrix, dtype="float64")
+    dense = real_array("`matrix`", matrix)
     if dense.ndim != 2 or dense.shape[0] != dense.shape[1] or not np.isfinite(dense).all():
         raise ValueError(
             f"`matrix` must be a finite square matrix. Received: an array of shape {dense.shape}."
@@ -182,8 +185,10 @@ def spectrum(matrix: Any) -> dict[str, np.ndarray]:
 
 def quadratic(z: tf.Tensor, eigenvalues: np.ndarray, eigenvectors: np.ndarray) -> tf.Tensor:
     """1/2 z^T Q z with Q = U diag(q) U^T; shape of `z` without its last axis."""
-    along = tf.tensordot(z, tf.cast(eigenvectors, z.dtype), axes=1)
-    return tf.reduce_sum(tf.cast(eigenvalues, z.dtype) * along**2, axis=-1) / 2
+    z = tf.convert_to_tensor(z)
+    room = headroom(z)
+    root = tf.cast(eigenvectors * np.sqrt(eigenvalues), z.dtype)
+    return tf.reduce_sum((tf.tensordot(z * room, root, axes=1) / room) ** 2, axis=-1) / 2
 
 
 def prox_quadratic(
@@ -200,8 +205,10 @@ def prox_quadratic(
     x = tf.convert_to_tensor(x)
     basis, q = (tf.cast(v, x.dtype) for v in (eigenvectors, eigenvalues))
     # x - Q (lam I + Q)^{-1} x: what is taken away carries the rounding, not x.
-    removed = tf.tensordot(x, basis, axes=1) * (q / (scalar(lam, x) + q))
-    return x - tf.tensordot(removed, tf.transpose(basis), axes=1)
+    share = 1 / (1 + tf.math.reciprocal_no_nan(q) * scalar(lam, x.dtype))
+    room = headroom(x)
+    removed = tf.tensordot(x * room, basis, axes=1) * tf.where(q > 0, share, tf.zeros_like(q))
+    return (x * room - tf.tensordot(removed, tf.transpose(basis), axes=1)) / room
 
 
 # The largest entry -----------------------------------------------------------------------------
@@ -224,7 +231,7 @@ def prox_l_inf(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     """
 
     def solve(x: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
-        removed, jacobian = l1_ball_point(x, 1 / lam)
+        removed, jacobian = l1_ball_point(x, inverse(lam, x.dtype))
         return x - removed, lambda y: y - jacobian(y)
 
     return symmetric_map(solve, x, lam)

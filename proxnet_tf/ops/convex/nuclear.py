@@ -13,6 +13,7 @@ where s_i alone does, 0 elsewhere.
 import tensorflow as tf
 
 from proxnet_tf.ops.convex.sets import Jacobian, symmetric_map
+from proxnet_tf.ops.linear.number import inverse
 
 
 def nuclear(z: tf.Tensor) -> tf.Tensor:
@@ -48,14 +49,20 @@ def prox_nuclear(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
 
     def solve(x: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
         finite = tf.reduce_all(tf.math.is_finite(x), axis=[-2, -1], keepdims=True)
+        nan = tf.cast(float("nan"), x.dtype)
         tall = tf.shape(x)[-2] >= tf.shape(x)[-1]
         safe = _turned(tf.where(finite, x, tf.zeros_like(x)), tall)
+        # In units of the largest entry nothing overflows or underflows.
+        unit = tf.reduce_max(tf.abs(safe), axis=[-2, -1], keepdims=True)
+        unit = tf.where(unit > 0, unit, tf.ones_like(unit))
+        safe = safe / unit
         s, v = _right_singular(safe)
-        t = 1 / lam
+        t = inverse(lam, x.dtype) / unit[..., 0]
         kept = tf.nn.relu(s - t)
         ratio = tf.math.divide_no_nan(kept, s)[..., tf.newaxis, :]
         along = tf.matmul(safe, v)
-        z = tf.reshape(_turned(tf.matmul(along * ratio, v, transpose_b=True), tall), tf.shape(x))
+        z = unit * _turned(tf.matmul(along * ratio, v, transpose_b=True), tall)
+        z = tf.reshape(z, tf.shape(x))
 
         def jacobian(y: tf.Tensor) -> tf.Tensor:
             """(15), with X and t in units of the largest singular value."""
@@ -67,9 +74,9 @@ def prox_nuclear(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
             core = _differences(s / size, t / size) * (both + tf.linalg.matrix_transpose(both))
             moved = turned * ratio + tf.matmul(unit, core)
             moved = _turned(tf.matmul(moved, v, transpose_b=True), tall)
-            return tf.reshape(moved, tf.shape(x))
+            return tf.where(finite, tf.reshape(moved, tf.shape(x)), nan)
 
-        return tf.where(finite, z, tf.cast(float("nan"), x.dtype)), jacobian
+        return tf.where(finite, z, nan), jacobian
 
     x = tf.convert_to_tensor(x)
     return x if 0 in x.shape[-2:] else symmetric_map(solve, x, lam, once=True)

@@ -5,8 +5,9 @@
 lambda plays no part. Inputs are float32 or float64. Beside each projection stands the indicator of
 its set, 0 inside and +inf outside, where a bound may be missed by 100 roundings of its own size.
 Where the set's boundary makes a projection non-smooth, each docstring says which of the possible
-Jacobians the gradient uses. An empty last axis comes out empty. NaN stays in its own row, as does
-+inf, which makes a row NaN where no projection is defined.
+Jacobians the gradient uses. An empty last axis comes out empty. An entry that is not finite stays
+in its own row. Where every entry of the output depends on every entry of the input, NaN makes the
+whole row NaN, value and gradient, as does an infinity for which no projection is defined.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.norms import headroom, norm, polar
+from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.once import differentiable_once
 
 Jacobian = Callable[[tf.Tensor], tf.Tensor]
@@ -33,7 +36,7 @@ def symmetric_map(
     Args:
         solve: (x, lam) -> (z, y -> J y).
         x: float tensor.
-        lam: scalar > 0.
+        lam: scalar > 0, in the dtype of x or in float64 if it is too small for that of x.
         once: for a `solve` that automatic differentiation gets wrong: it is kept off the tape, and
             a second derivative raises `NotImplementedError`. Otherwise J y is itself
             differentiated as written.
@@ -49,30 +52,18 @@ def symmetric_map(
             dx = jacobian(cotangent)
             # An entry that the map ignores may be infinite: 0 times inf counts nothing.
             moved = tf.where(dx == 0, tf.zeros_like(x), x - z)
-            return dx, tf.reduce_sum(dx * moved) / lam
+            total = tf.reduce_sum(dx * moved)
+            return dx, tf.cast(total, lam.dtype) / lam
 
         return z, lambda y: (differentiable_once(gradient) if once else gradient)(y, x, lam)
 
     x = tf.convert_to_tensor(x)
-    return mapped(x, scalar(lam, x))
+    return mapped(x, lam if tf.is_tensor(lam) else scalar(lam, x.dtype))
 
 
-def scalar(value: float | tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """`value` in the dtype of `like`; a Python number does not pass through float32."""
-    return tf.cast(value if tf.is_tensor(value) else np.float64(value), like.dtype)
-
-
-def norm(x: tf.Tensor, keepdims: bool = False) -> tf.Tensor:
-    """Euclidean norm along the last axis, without overflow or underflow of the squares.
-
-    Example:
-        >>> norm(tf.constant([3.0, 4.0])).numpy().item()
-        5.0
-    """
-    scale = tf.reduce_max(tf.abs(x), axis=-1, keepdims=True)
-    scale = tf.where((scale > 0) & tf.math.is_finite(scale), scale, tf.ones_like(scale))
-    length = scale * tf.sqrt(tf.reduce_sum((x / scale) ** 2, axis=-1, keepdims=True))
-    return length if keepdims else tf.squeeze(length, -1)
+def nan_where(z: tf.Tensor, dx: tf.Tensor) -> tf.Tensor:
+    """`dx`, NaN where z is: what depends on an unknown support is unknown."""
+    return tf.where(tf.math.is_nan(z), tf.constant(np.nan, dx.dtype), dx)
 
 
 def indicator(inside: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -82,7 +73,9 @@ def indicator(inside: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 def slack(size: float | tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """By how much a bound of this size may be missed: 100 roundings, in the dtype of `like`."""
-    return scalar(100 * np.finfo(like.dtype.as_numpy_dtype).eps, like) * scalar(size, like)
+    return scalar(100 * np.finfo(like.dtype.as_numpy_dtype).eps, like.dtype) * scalar(
+        size, like.dtype
+    )
 
 
 # Box and orthant -------------------------------------------------------------------------------
@@ -99,8 +92,8 @@ def box(z: tf.Tensor, low: float = -1.0, high: float = 1.0) -> tf.Tensor:
     """
     z = tf.convert_to_tensor(z)
     width = min(high - low, 1.0)
-    below = scalar(low, z) - slack(max(abs(low), width), z)
-    above = scalar(high, z) + slack(max(abs(high), width), z)
+    below = scalar(low, z.dtype) - slack(max(abs(low), width), z)
+    above = scalar(high, z.dtype) + slack(max(abs(high), width), z)
     return indicator(tf.reduce_all((z >= below) & (z <= above), axis=-1), z.dtype)
 
 
@@ -114,7 +107,7 @@ def project_box(x: tf.Tensor, low: float = -1.0, high: float = 1.0) -> tf.Tensor
         [1.0, -0.5]
     """
     x = tf.convert_to_tensor(x)
-    return tf.clip_by_value(x, scalar(low, x), scalar(high, x))
+    return tf.clip_by_value(x, scalar(low, x.dtype), scalar(high, x.dtype))
 
 
 def nonnegative(z: tf.Tensor) -> tf.Tensor:
@@ -148,7 +141,7 @@ def l2_ball(z: tf.Tensor, radius: float = 1.0) -> tf.Tensor:
         [0.0, inf]
     """
     z = tf.convert_to_tensor(z)
-    return indicator(norm(z) <= scalar(radius, z) + slack(radius, z), z.dtype)
+    return indicator(norm(z) <= scalar(radius, z.dtype) + slack(radius, z), z.dtype)
 
 
 def project_l2_ball(x: tf.Tensor, radius: float | tf.Tensor = 1.0) -> tf.Tensor:
@@ -162,20 +155,16 @@ def project_l2_ball(x: tf.Tensor, radius: float | tf.Tensor = 1.0) -> tf.Tensor:
     """
 
     def solve(x: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
-        size = tf.reduce_max(tf.abs(x), axis=-1, keepdims=True)
-        size = tf.where(size == 0, tf.ones_like(size), size)
-        small = x / size  # the norm of x itself may overflow
-        length = norm(small, keepdims=True)
-        limit = scalar(radius, x) / size
+        size, length, unit = polar(x)
+        limit = scalar(radius, x.dtype) / size  # the norm of x itself may overflow
         outside = ~(length <= limit)  # a NaN is nowhere inside
-        shrink = tf.where(outside, limit / tf.where(outside, length, limit), 1.0)
-        unit = tf.math.divide_no_nan(small, length)
+        shrink = tf.where(outside, limit / tf.where(outside, length, tf.ones_like(length)), 1.0)
 
         def jacobian(y: tf.Tensor) -> tf.Tensor:
             radial = tf.reduce_sum(unit * y, axis=-1, keepdims=True) * unit
             return tf.where(outside, shrink * (y - radial), y)
 
-        return tf.where(outside, scalar(radius, x) * unit, x), jacobian
+        return tf.where(outside, scalar(radius, x.dtype) * unit, x), jacobian
 
     return symmetric_map(solve, x)
 
@@ -188,23 +177,25 @@ def simplex(z: tf.Tensor, total: float = 1.0) -> tf.Tensor:
         [0.0, inf, inf]
     """
     z = tf.convert_to_tensor(z)
-    sums = tf.abs(tf.reduce_sum(z, axis=-1) - scalar(total, z)) <= slack(total, z)
+    sums = tf.abs(tf.reduce_sum(z, axis=-1) - scalar(total, z.dtype)) <= slack(total, z)
     return indicator(tf.reduce_all(z >= -slack(total, z), axis=-1) & sums, z.dtype)
 
 
 def _simplex_point(x: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
     """max(x - tau, 0) with tau such that the entries sum to `total` (exact, by sorting)."""
-    # The projection does not see a common shift; the largest entry moves to 0, so that `total`
-    # is not lost beside huge entries and the first partial sum is always admissible.
+    # The projection does not see a common shift: the largest entry moves to 0. An entry that is
+    # `total` or more below it comes out as 0, however far below. In units of `total` nothing can
+    # overflow, and `total` is not lost beside huge entries.
     x -= tf.reduce_max(x, axis=-1, keepdims=True)
+    x = tf.maximum(x, -total) / total
     ordered = tf.sort(x, axis=-1, direction="DESCENDING")
-    excess = tf.cumsum(ordered, axis=-1) - total
+    excess = tf.cumsum(ordered, axis=-1) - 1
     counts = tf.cast(tf.range(1, tf.shape(x)[-1] + 1), x.dtype)
     admissible = counts * ordered > excess
     size = tf.reduce_sum(tf.cast(admissible, x.dtype), axis=-1, keepdims=True)
     size = tf.maximum(size, 1)
     top = tf.where(counts == size, excess, tf.zeros_like(excess))
-    return tf.nn.relu(x - tf.reduce_sum(top, axis=-1, keepdims=True) / size)
+    return total * tf.nn.relu(x - tf.reduce_sum(top, axis=-1, keepdims=True) / size)
 
 
 def _mean_free(y: tf.Tensor, support: tf.Tensor) -> tf.Tensor:
@@ -227,8 +218,8 @@ def project_simplex(x: tf.Tensor, total: float = 1.0) -> tf.Tensor:
     """
 
     def solve(x: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
-        z = _simplex_point(x, scalar(total, x))
-        return z, lambda y: _mean_free(y, z > 0)
+        z = _simplex_point(x, scalar(total, x.dtype))
+        return z, lambda y: nan_where(z, _mean_free(y, z > 0))
 
     return symmetric_map(solve, x)
 
@@ -242,7 +233,7 @@ def l1_ball(z: tf.Tensor, radius: float = 1.0) -> tf.Tensor:
     """
     z = tf.convert_to_tensor(z)
     length = tf.reduce_sum(tf.abs(z), axis=-1)
-    return indicator(length <= scalar(radius, z) + slack(radius, z), z.dtype)
+    return indicator(length <= scalar(radius, z.dtype) + slack(radius, z), z.dtype)
 
 
 def l1_ball_point(x: tf.Tensor, radius: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
@@ -252,10 +243,12 @@ def l1_ball_point(x: tf.Tensor, radius: tf.Tensor) -> tuple[tf.Tensor, Jacobian]
     shrunk = _simplex_point(size, radius)
     sign = tf.sign(x)
 
-    def jacobian(y: tf.Tensor) -> tf.Tensor:
-        return tf.where(inside, y, sign * _mean_free(sign * y, shrunk > 0))
+    z = tf.where(inside, x, sign * shrunk)
 
-    return tf.where(inside, x, sign * shrunk), jacobian
+    def jacobian(y: tf.Tensor) -> tf.Tensor:
+        return nan_where(z, tf.where(inside, y, sign * _mean_free(sign * y, shrunk > 0)))
+
+    return z, jacobian
 
 
 def project_l1_ball(x: tf.Tensor, radius: float = 1.0) -> tf.Tensor:
@@ -267,7 +260,7 @@ def project_l1_ball(x: tf.Tensor, radius: float = 1.0) -> tf.Tensor:
         >>> project_l1_ball([1.0, -0.5]).numpy().tolist()
         [0.75, -0.25]
     """
-    return symmetric_map(lambda x, _: l1_ball_point(x, scalar(radius, x)), x)
+    return symmetric_map(lambda x, _: l1_ball_point(x, scalar(radius, x.dtype)), x)
 
 
 # Order and normalisation -----------------------------------------------------------------------
@@ -301,7 +294,8 @@ def project_isotonic(x: tf.Tensor) -> tf.Tensor:
     """
 
     def solve(x: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
-        z, block = tf.nn.isotonic_regression(tf.stop_gradient(x), decreasing=False)
+        room = headroom(x)
+        z, block = tf.nn.isotonic_regression(tf.stop_gradient(x) * room, decreasing=False)
         shape = tf.shape(x)
         rows = tf.reduce_prod(shape[:-1])
         row = tf.reshape(tf.range(rows), tf.concat([shape[:-1], [1]], axis=0))
@@ -312,7 +306,10 @@ def project_isotonic(x: tf.Tensor) -> tf.Tensor:
             return tf.reshape(tf.gather(totals, piece), tf.shape(v))
 
         size = piece_sum(tf.ones_like(x))
-        return z, lambda y: piece_sum(y) / size
+        # The pools of a row with a NaN mean nothing.
+        broken = tf.reduce_any(tf.math.is_nan(x), axis=-1, keepdims=True)
+        z = tf.where(broken, tf.constant(np.nan, x.dtype), z / room)
+        return z, lambda y: nan_where(z, piece_sum(y) / size)
 
     return symmetric_map(solve, x)
 
@@ -342,15 +339,15 @@ def project_standardized(x: tf.Tensor) -> tf.Tensor:
     """
 
     def solve(x: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
-        centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
-        length = norm(centred, keepdims=True)
-        unit = tf.math.divide_no_nan(centred, length)
+        room = headroom(x)
+        safe = x * room
+        size, length, unit = polar(safe - tf.reduce_mean(safe, axis=-1, keepdims=True))
         root = tf.sqrt(tf.cast(tf.shape(x)[-1], x.dtype))
 
         def jacobian(y: tf.Tensor) -> tf.Tensor:
             y -= tf.reduce_mean(y, axis=-1, keepdims=True)
             y -= tf.reduce_sum(unit * y, axis=-1, keepdims=True) * unit
-            return tf.math.divide_no_nan(root * y, length)
+            return tf.math.divide_no_nan(root * y, length) / size * room
 
         return root * unit, jacobian
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.convex.sets import scalar
 from proxnet_tf.ops.linear.cg import conjugate_gradient
+from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.once import differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
 
@@ -95,7 +95,7 @@ def smooth_prox(
         ([[2.0]], [True])
     """
     x = tf.convert_to_tensor(x)
-    lam = scalar(lam, x)
+    lam = scalar(lam, x.dtype)
     tolerance = default_tolerance(x.dtype) if tolerance is None else tolerance
     project = projection or tf.identity
     gradient = _gradient_of(regularizer)
@@ -112,7 +112,8 @@ def smooth_prox(
         r, slope = gradient(z)
         shift = slope / fixed_lam
         gap = (z - fixed_x) / scale
-        value = r / fixed_lam / tf.squeeze(scale, -1) ** 2 + tf.reduce_sum(gap**2, axis=-1) / 2
+        unit = tf.squeeze(scale, -1)
+        value = r / fixed_lam / unit / unit + tf.reduce_sum(gap**2, axis=-1) / 2
         residual = tf.reduce_max(tf.abs(z - project(fixed_x - shift)) / scale, axis=-1)
         residual = tf.maximum(residual, 0)  # of a row without entries
         residual = tf.where(tf.math.is_finite(r), residual, tf.cast(float("inf"), residual.dtype))
@@ -132,7 +133,7 @@ def smooth_prox(
     z = tf.stop_gradient(_finite_or(z, origin))
     residual = tf.stop_gradient(evaluate(z)[2])
     point = _differentiable_point(gradient, project, z, x, lam, max_iterations, observer)
-    return ProxSolution(point, Report(residual, iterations, residual <= scalar(tolerance, x)))
+    return ProxSolution(point, Report(residual, iterations, residual <= scalar(tolerance, x.dtype)))
 
 
 def _gradient_of(regularizer: RowFunction) -> _ValueAndSlope:
@@ -283,11 +284,11 @@ def _projected_gradient(
 
         def attempt(length: tf.Tensor) -> tuple[tf.Tensor, ...]:
             candidate = project(ahead - length[:, tf.newaxis] * slope)
-            move = candidate - ahead
+            move = (candidate - ahead) / scale
             value, moved_slope, residual = evaluate(candidate)
-            curvature = tf.reduce_sum((moved_slope * scale - slope) * move, axis=-1)
+            curvature = tf.reduce_sum((moved_slope - slope / scale) * move, axis=-1)
             short = curvature * length <= tf.reduce_sum(move**2, axis=-1)
-            short |= tf.reduce_max(tf.abs(move) / scale, axis=-1) <= rounding
+            short |= tf.reduce_max(tf.abs(move), axis=-1) <= rounding
             short &= tf.math.is_finite(value)
             return candidate, residual, length, short | (length < 1e-12)
 
@@ -299,7 +300,7 @@ def _projected_gradient(
         )
         weight = (1 - tf.sqrt(length)) / (1 + tf.sqrt(length))
         # Restart where the momentum points uphill (O'Donoghue and Candes, 2015).
-        uphill = tf.reduce_sum((ahead - candidate) * (candidate - z), axis=-1) > 0
+        uphill = tf.reduce_sum((ahead - candidate) / scale * ((candidate - z) / scale), axis=-1) > 0
         weight = tf.where(uphill, tf.zeros_like(weight), weight)
         ahead = project(candidate + weight[:, tf.newaxis] * (candidate - z))
         length = tf.minimum(1.1 * length, 1)

@@ -13,7 +13,8 @@ are closed under composition, so that blocks of the chain can be worked through 
 import tensorflow as tf
 
 from proxnet_tf.ops.convex import chain
-from proxnet_tf.ops.convex.sets import scalar, symmetric_map
+from proxnet_tf.ops.convex.sets import nan_where, symmetric_map
+from proxnet_tf.ops.linear.number import inverse
 
 
 def total_variation(z: tf.Tensor) -> tf.Tensor:
@@ -49,17 +50,19 @@ def prox_total_variation(
     """
 
     def solve(x: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, chain.Linear]:
-        rows = chain.as_rows(x)
+        rows, t = chain.as_rows(x), inverse(lam, x.dtype)
         valid = None if mask is None else tf.reshape(mask, tf.shape(rows))
-        cut, jump = _cuts(tf.stop_gradient(rows), tf.stop_gradient(1 / lam), valid)
+        cut, jump = _cuts(tf.stop_gradient(rows), tf.stop_gradient(t), valid)
         pieces = chain.Pieces(cut)
         # Where z is cut does not vary with x: only the constants carry a gradient.
-        pulled = chain.fold(rows) + (chain.later(jump, 0.0) - jump) / lam
+        pulled = chain.fold(rows) + (chain.later(jump, 0.0) - jump) * t
         z = tf.reshape(chain.unfold(pieces.mean(pulled), rows), tf.shape(x))
 
         def jacobian(y: tf.Tensor) -> tf.Tensor:
             flat = tf.reshape(y, tf.shape(rows))
-            return tf.reshape(chain.unfold(pieces.mean(chain.fold(flat)), flat), tf.shape(y))
+            dx = tf.reshape(chain.unfold(pieces.mean(chain.fold(flat)), flat), tf.shape(y))
+            lost = nan_where(z, dx)
+            return lost if mask is None else tf.where(mask, lost, dx)
 
         return z, jacobian
 
@@ -99,7 +102,7 @@ def prox_fused_lasso(
         [0.0, 2.0]
     """
     z = prox_total_variation(x, lam, mask)
-    threshold = sparsity / scalar(lam, z)
+    threshold = sparsity * inverse(lam, z.dtype)
     sparse = z - tf.clip_by_value(z, -threshold, threshold)
     return sparse if mask is None else tf.where(mask, sparse, z)
 

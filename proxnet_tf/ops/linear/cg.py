@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.report import Report
 
 
@@ -88,7 +89,7 @@ def conjugate_gradient(
         return rr, z, inner(r, z)
 
     rr0, z, rz = preconditioned(rhs)
-    target = tf.cast(tolerance, rhs.dtype) ** 2 * rr0
+    target = scalar(tolerance, rhs.dtype) ** 2 * rr0
     active, nothing = rr0 > target, tf.zeros_like(rr0)
     state = {
         "active": active,
@@ -117,7 +118,7 @@ def conjugate_gradient(
         active = moving
         if radius is not None:
             xx, xp, pp = old["xx"], old["xp"], old["pp"]
-            squared_radius = tf.cast(radius, rhs.dtype) ** 2
+            squared_radius = scalar(radius, rhs.dtype) ** 2
             outside = xx + 2 * alpha * xp + alpha**2 * pp > squared_radius
             leaving = old["active"] & (concave | outside)
             room = tf.maximum(squared_radius - xx, 0)

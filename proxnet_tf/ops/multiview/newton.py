@@ -16,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops.linear.cg import CGResult, conjugate_gradient
+from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.report import Report
-from proxnet_tf.ops.multiview import joint_model, pair_model
+from proxnet_tf.ops.multiview import joint_model, pair_model, subspace
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation, Factors, Spectrum
 from proxnet_tf.ops.multiview.packing import Packed, cast_floats, pack, unpack
 from proxnet_tf.ops.multiview.problem import (
@@ -213,10 +214,12 @@ def _with_ingredients(
     return pack(state), model.ingredients_at(correlation, problem, state.point)
 
 
-def _start(correlation: Correlation, problem: Packed, factors: Factors) -> tuple[Packed, Any]:
-    """The state at W = R, and what is to be decomposed there."""
+def _start(
+    correlation: Correlation, problem: Packed, w: tf.Tensor, factors: Factors
+) -> tuple[Packed, Any]:
+    """The state at a first W, and what is to be decomposed there."""
     data = unpack(_PROBLEM, problem)
-    point = point_at(correlation, data, data.root, factors)
+    point = point_at(correlation, data, w, factors)
     radius = 0.2 * tf.norm(data.root)
     return _with_ingredients(correlation, data, _State(point, radius, tf.zeros_like(radius)))
 
@@ -287,11 +290,31 @@ def _newton(
         factors = factors_of(unpack(_TRIAL, trial).covariance)
         return iteration + 1, *accept(data, state, trial, factors)
 
-    first = start(data, factors_of(covariance_of(problem, problem.root)))
-    iterations, last, _ = tf.while_loop(go_on, step, (tf.constant(1), *first))
+    def from_point(w: tf.Tensor) -> tuple[Packed, Any]:
+        return start(data, w, factors_of(covariance_of(problem, w)))
+
+    def objective(state: Packed) -> tf.Tensor:
+        return unpack(_STATE, state).point.objective
+
+    def nearer() -> tuple[Any, ...]:
+        """From the column spaces of (7), if that lowers the objective."""
+        descend = compiled(subspace.descend, correlation, jit)
+        dtype = tf.float32 if correlation.width >= WIDE else tf.float64
+        v = subspace.bases(correlation, root)
+        w = descend(*(tf.cast(x, dtype) for x in (problem.root, problem.t, v)))
+        there = from_point(tf.cast(w, problem.root.dtype))
+        lower = objective(there[0]) < objective(first[0])
+        chosen = tf.nest.map_structure(lambda a, b: tf.where(lower, a, b), there, first)
+        return tf.constant(2), *chosen
+
+    first = from_point(problem.root)
+    begin = tf.constant(1), *first
+    if isinstance(correlation, CCA):
+        root = unpack(_STATE, first[0]).point
+        begin = tf.cond(subspace.pays(correlation, problem, root), nearer, lambda: begin)
+    iterations, last, _ = tf.while_loop(go_on, step, begin)
     point = unpack(_STATE, last).point
-    initial = unpack(_STATE, first[0]).point.objective
-    return Solution(point, iterations, point.residual <= tolerance, initial)
+    return Solution(point, iterations, point.residual <= tolerance, objective(first[0]))
 
 
 # --- L-BFGS ------------------------------------------------------------------------------------
@@ -395,7 +418,7 @@ def solve_hessian(
     """
     prepare = compiled(_prepare, correlation, None)
     run = compiled(_hessian_solve, correlation, jit)
-    return run(problem, point, prepare(problem, point), rhs, tf.cast(tolerance, rhs.dtype))
+    return run(problem, point, prepare(problem, point), rhs, scalar(tolerance, rhs.dtype))
 
 
 def _prepare(correlation: Correlation, problem: Problem, point: Point) -> Any:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.once import differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
 from proxnet_tf.ops.multiview.correlation import Correlation, Spectrum, total
@@ -106,7 +107,7 @@ def _spectrum(
     count: tf.Tensor,
     rounding: tf.Tensor,
 ) -> Spectrum:
-    epsilon = tf.cast(epsilon, gram.dtype)
+    epsilon = scalar(epsilon, gram.dtype)
     unused, _ = outside_row_spaces(correlation, gram, rounding)
     return correlation.decompose(gram / tf.maximum(count - 1.0, 1.0), epsilon, unused)
 
@@ -139,7 +140,7 @@ def correlation_loss(
         valid: `[n, 1]` booleans; the other rows take no part.
         all_reduce: sums tensors over replicas; n, sums of rows and D x D matrices pass through it.
     """
-    epsilon = tf.stop_gradient(tf.cast(epsilon, tf.float64))
+    epsilon = tf.stop_gradient(scalar(epsilon, tf.float64))
 
     @tf.custom_gradient
     def loss(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -203,8 +204,8 @@ def multiview_prox(
     derivative raises `NotImplementedError`.
     """
     settings = settings or Settings()
-    lam = tf.stop_gradient(tf.cast(lam, tf.float64))
-    epsilon = tf.stop_gradient(tf.cast(epsilon, tf.float64))
+    lam = tf.stop_gradient(scalar(lam, tf.float64))
+    epsilon = tf.stop_gradient(scalar(epsilon, tf.float64))
     device = settings.device_for(correlation.width)
 
     def on_solver_device() -> Any:

@@ -1,0 +1,35 @@
+"""Python numbers as tensors."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+
+def scalar(value: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """`value` in `dtype`; a Python number does not pass through float32, as in `tf.cast`."""
+    return tf.cast(value if tf.is_tensor(value) else np.float64(value), dtype)
+
+
+def inverse(lam: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """1/lam in `dtype`, where lam itself may be too small for `dtype`."""
+    return tf.cast(1 / scalar(lam, tf.float64), dtype)
+
+
+def check_real(name: str, value: Any) -> Any:
+    """`value`, a structure of tensors or arrays, or a `ValueError` if a part of it is complex."""
+    for part in tf.nest.flatten(value):
+        dtype = getattr(part, "dtype", type(part).__name__)
+        dtype = getattr(dtype, "name", dtype)
+        if str(dtype).startswith("complex"):
+            raise ValueError(
+                f"{name} must be real: an imaginary part would be lost. Received: {dtype}; pass "
+                "the real and the imaginary parts side by side."
+            )
+    return value
+
+
+def real_array(name: str, value: Any) -> np.ndarray:
+    """`value` as a float64 array, or a `ValueError` if it is complex."""
+    array = np.asarray(value)
+    return np.asarray(check_real(name, array), "float64")

@@ -218,6 +218,7 @@ def test_search_restores_the_best_epoch_with_its_lam(tmp_path):
     assert int(model.optimizer.iterations) == 2 * (trial.best_step + 1)
 
 
+@pytest.mark.slow
 def test_hyperband_continues_the_schedule(tmp_path):
     tuner = tuner_of(
         keras_tuner.Hyperband, Cheap(), tmp_path, max_epochs=2, factor=2,

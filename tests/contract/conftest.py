@@ -1,14 +1,17 @@
-"""Which contract tests of the layers that take longest to trace run on request only."""
+"""Which contract tests run on request only: layers whose kind another layer shows."""
 
 import pytest
 
-from tests.helpers.registry import DEAR
+from tests.helpers.registry import FIRST, LAYERS
 
-# What every layer runs always: a model with two of it through files and copies, and its calls.
-ALWAYS = {
-    "test_a_model_that_holds_two",
-    "test_layers_serialise_before_and_after_build",
-    "test_symbolic_equals_eager_equals_graph",
+# The modules whose tests take long for every layer.
+MODULES = {"test_calls", "test_config", "test_files", "test_keras_layer_test"}
+# What every layer runs always, but for those that take long to trace even so.
+ALWAYS = {"test_a_model_that_holds_two", "test_dtype_of_the_policy"}
+DEAR = {
+    "ProxKernelFeatures, solved",
+    "Prox of a layer with a context",
+    "Prox of a function on a set",
 }
 
 
@@ -16,5 +19,8 @@ ALWAYS = {
 def pytest_collection_modifyitems(items):
     for item in items:
         arguments = getattr(item, "callspec", None)
-        if arguments and arguments.params.get("name") in DEAR and item.originalname not in ALWAYS:
+        name = arguments.params.get("name") if arguments else None
+        if item.path.stem not in MODULES or name not in LAYERS or name in FIRST:
+            continue
+        if name in DEAR or item.originalname not in ALWAYS:
             item.add_marker(pytest.mark.slow)

@@ -190,11 +190,12 @@ def test_fit_moves_what_is_trainable_and_keeps_everything_finite(name, dtype):
         scaled = map_inputs(lambda x: keras.layers.Dense(x.shape[-1])(x), inputs)
         model = keras.Model(inputs, head(layer(scaled)))
     before = model.get_weights()
-    # Eager steps cost less than tracing; `run_layer_test` trains in a graph.
+    # Eager steps cost less than tracing; `run_layer_test` trains layers of one input in a graph.
+    eager = dtype != "float32" or name not in LISTS
     optimizer = keras.optimizers.SGD(0.1)
     if dtype == "mixed_float16":  # with Keras's own first scale gradients overflow: no step
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=16.0)
-    model.compile(optimizer, "mse", run_eagerly=True)
+    model.compile(optimizer, "mse", run_eagerly=eager)
     target = np.ones((length(case.inputs), 1), "float32")
     history = model.fit(case.inputs, target, epochs=1, verbose=0)
     assert_finite([*history.history["loss"], *model.weights])

@@ -210,15 +210,6 @@ def _rnn(name, weights, **more):
     )
 
 
-# The layers that trace a solver of a user's function or cell, which takes seconds each time.
-DEAR = {
-    "Prox of a function",
-    "Prox of a function on a set",
-    "Prox of a layer with a context",
-    "ProxKernelFeatures, solved",
-    "ProxRNNCell of LSTMCell",
-    "ProxRNNCell of a user's cell",
-}
 LAYERS = {
     "ProxCCA": Layer(
         ProxCCA,
@@ -359,6 +350,19 @@ LAYERS = {
     "ProxRNNCell of GRUCell": _rnn("ProxRNNCell of GRUCell", (3, 1, 1)),
     "ProxRNNCell of LSTMCell": _rnn("ProxRNNCell of LSTMCell", (3, 1, 1), empty=False),
     "ProxRNNCell of a user's cell": _rnn("ProxRNNCell of a user's cell", (1, 1, 0)),
+}
+# One layer of each kind, which every contract test runs always; the others run some of them always,
+# and all of them on request.
+FIRST = {
+    "ProxCCA",
+    "ProxGCCA, moving",
+    "CCARegularizer",
+    "Prox group_l2",
+    "Prox of a function",
+    "ProxDropout",
+    "ProxKernelFeatures",
+    "ProxLSTM",
+    "ProxRNNCell of GRUCell",
 }
 
 

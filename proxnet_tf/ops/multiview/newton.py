@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.linear.cg import CGResult, conjugate_gradient
-from proxnet_tf.ops.linear.number import scalar
-from proxnet_tf.ops.linear.report import Report
-from proxnet_tf.ops.multiview import joint_model, pair_model, subspace
-from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation, Factors, Spectrum
-from proxnet_tf.ops.multiview.packing import Packed, cast_floats, pack, unpack
+from proxnet_tf.ops.multiview import subspace
+from proxnet_tf.ops.multiview.correlation import CCA, Correlation, Factors, Spectrum
+from proxnet_tf.ops.multiview.linear import MODELS, WIDE, approximate, compiled
+from proxnet_tf.ops.multiview.packing import Packed, pack, unpack
 from proxnet_tf.ops.multiview.problem import (
     Point,
     Problem,
@@ -30,13 +28,6 @@ from proxnet_tf.ops.multiview.problem import (
     point_at,
 )
 
-# The module with the Hessian of each type of correlation: all define the same functions.
-MODELS: dict[type[Correlation], Any] = {CCA: pair_model, GCCA: joint_model}
-CG_ITERATIONS = 300
-# From this width on products dominate, and conjugate gradients run in float32: as steps that
-# Newton's method corrects, or with refinement in float64.
-WIDE = 128
-REFINEMENTS = 12
 # With a GPU in sight, problems up to this width are solved on the host by device="auto".
 HOST_WIDTH = 256
 
@@ -90,78 +81,6 @@ class Solution(NamedTuple):
     initial: tf.Tensor
 
 
-# --- linear systems ----------------------------------------------------------------------------
-
-
-def _conjugate_gradient(
-    correlation: Correlation,
-    hessian: Any,
-    rhs: tf.Tensor,
-    tolerance: tf.Tensor,
-    radius: tf.Tensor | None = None,
-    exact: bool | None = True,
-) -> CGResult:
-    model = MODELS[type(correlation)]
-    return conjugate_gradient(
-        lambda v: model.product(correlation, hessian, v, exact),
-        rhs,
-        preconditioner=lambda r: model.precondition(correlation, hessian, r),
-        tolerance=tolerance,
-        max_iterations=CG_ITERATIONS,
-        axes=(-2, -1),
-        radius=radius,
-    )
-
-
-def _approximate(
-    correlation: Correlation,
-    hessian: Any,
-    rhs: tf.Tensor,
-    tolerance: tf.Tensor,
-    radius: tf.Tensor | None = None,
-) -> CGResult:
-    """`_conjugate_gradient` to a tolerance of at least 1e-4, in float32 where that is faster."""
-    if correlation.width < WIDE:
-        return _conjugate_gradient(correlation, hessian, rhs, tolerance, radius)
-    single = cast_floats((hessian, rhs, tf.maximum(tolerance, 1e-4), radius), tf.float32)
-    hessian, small_rhs, tolerance, radius = single
-    found = _conjugate_gradient(correlation, hessian, small_rhs, tolerance, radius, None)
-    return cast_floats(found, rhs.dtype)
-
-
-def _solve_linear(
-    correlation: Correlation, hessian: Any, rhs: tf.Tensor, tolerance: tf.Tensor
-) -> tuple[tf.Tensor, Report]:
-    """H^-1 rhs, and how well it was found; negative curvature counts as not converged."""
-    if correlation.width < WIDE:
-        found = _conjugate_gradient(correlation, hessian, rhs, tolerance)
-        solved = found.converged & ~found.negative_curvature
-        report = Report(found.residual[0, 0], found.iterations, solved[0, 0])
-        return found.solution, report
-
-    model = MODELS[type(correlation)]
-
-    def go_on(
-        i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, better: tf.Tensor, iterations: tf.Tensor
-    ) -> tf.Tensor:
-        return better & (tf.norm(r) > tolerance * tf.norm(rhs))
-
-    def refine(
-        i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, better: tf.Tensor, iterations: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        found = _approximate(correlation, hessian, r, tf.cast(1e-3, r.dtype))
-        rest = r - model.product(correlation, hessian, found.solution)
-        better = tf.norm(rest) < 0.5 * tf.norm(r)  # False for NaN
-        x, r = tf.where(better, x + found.solution, x), tf.where(better, rest, r)
-        return i + 1, x, r, better, iterations + found.iterations
-
-    zero = tf.zeros([], tf.int32)
-    start = zero, tf.zeros_like(rhs), rhs, tf.constant(True), zero
-    _, x, r, _, iterations = tf.while_loop(go_on, refine, start, maximum_iterations=REFINEMENTS)
-    residual = tf.math.divide_no_nan(tf.norm(r), tf.norm(rhs))
-    return x, Report(residual, iterations, residual <= tolerance)
-
-
 # --- Newton ------------------------------------------------------------------------------------
 
 
@@ -196,7 +115,7 @@ def _propose(
     # Superlinear, but no more exact than the last step needs.
     enough = tf.minimum(0.2 * tf.math.divide_no_nan(tolerance, point.residual), 0.1)
     forcing = tf.clip_by_value(tf.sqrt(point.residual), enough, 0.1)
-    found = _approximate(
+    found = approximate(
         correlation, hessian, model.enter(correlation, hessian, -point.slope), forcing, radius
     )
     v = model.leave(correlation, hessian, model.retract(correlation, hessian, found.solution))
@@ -246,19 +165,6 @@ def _accept(
     return _with_ingredients(correlation, data, _State(point, radius, stalled))
 
 
-@functools.lru_cache(maxsize=512)
-def compiled(
-    function: Callable[..., Any], correlation: Correlation, jit: bool | None
-) -> Callable[..., Any]:
-    """`function` of `correlation` as one graph, compiled by XLA where asked.
-
-    One object for equal arguments; a `partial` has trace statistics of its own, so that several
-    correlations are not mistaken for one function that is traced again and again.
-    """
-    bound = functools.partial(function, correlation)
-    return tf.function(bound, jit_compile=jit, autograph=False)
-
-
 def _newton(
     correlation: Correlation,
     problem: Problem,
@@ -267,6 +173,8 @@ def _newton(
     jit: bool,
 ) -> Solution:
     """Trust-region Newton from W = R: Steihaug's method in the preconditioner's norm.
+
+    Where it fails for two views, a second attempt starts at the column spaces of (16).
 
     Decompositions run outside XLA, whose kernels for them are slow; all else is compiled.
     """
@@ -290,31 +198,27 @@ def _newton(
         factors = factors_of(unpack(_TRIAL, trial).covariance)
         return iteration + 1, *accept(data, state, trial, factors)
 
-    def from_point(w: tf.Tensor) -> tuple[Packed, Any]:
-        return start(data, w, factors_of(covariance_of(problem, w)))
+    def descended(w: tf.Tensor) -> tuple[tf.Tensor, Point, Point]:
+        """Number of evaluations, the first point and the last one, from W."""
+        first = start(data, w, factors_of(covariance_of(problem, w)))
+        iterations, last, _ = tf.while_loop(go_on, step, (tf.constant(1), *first))
+        return iterations, unpack(_STATE, first[0]).point, unpack(_STATE, last).point
 
-    def objective(state: Packed) -> tf.Tensor:
-        return unpack(_STATE, state).point.objective
-
-    def nearer() -> tuple[Any, ...]:
-        """From the column spaces of (7), if that lowers the objective."""
+    def again() -> tuple[tf.Tensor, Point]:
+        """From the column spaces of (16), where that ends nearer to a solution."""
         descend = compiled(subspace.descend, correlation, jit)
-        dtype = tf.float32 if correlation.width >= WIDE else tf.float64
-        v = subspace.bases(correlation, root)
-        w = descend(*(tf.cast(x, dtype) for x in (problem.root, problem.t, v)))
-        there = from_point(tf.cast(w, problem.root.dtype))
-        lower = objective(there[0]) < objective(first[0])
-        chosen = tf.nest.map_structure(lambda a, b: tf.where(lower, a, b), there, first)
-        return tf.constant(2), *chosen
+        w = descend(problem.root, problem.t, subspace.bases(correlation, first))
+        more, _, there = descended(w)
+        nearer = there.residual < last.residual
+        choose = functools.partial(tf.where, nearer)
+        return iterations + more, tf.nest.map_structure(choose, there, last)
 
-    first = from_point(problem.root)
-    begin = tf.constant(1), *first
+    iterations, first, last = descended(problem.root)
+    initial = first.objective
     if isinstance(correlation, CCA):
-        root = unpack(_STATE, first[0]).point
-        begin = tf.cond(subspace.pays(correlation, problem, root), nearer, lambda: begin)
-    iterations, last, _ = tf.while_loop(go_on, step, begin)
-    point = unpack(_STATE, last).point
-    return Solution(point, iterations, point.residual <= tolerance, objective(first[0]))
+        failed = (last.residual > tolerance) & subspace.applies(correlation, problem, first)
+        iterations, last = tf.cond(failed, again, lambda: (iterations, last))
+    return Solution(last, iterations, last.residual <= tolerance, initial)
 
 
 # --- L-BFGS ------------------------------------------------------------------------------------
@@ -400,52 +304,3 @@ def solve(correlation: Correlation, problem: Problem, settings: Settings | None 
     tolerance = tf.constant(settings.tolerance, problem.root.dtype)
     bound = tf.constant(settings.max_iterations, tf.int32)
     return solver(correlation, settings.method, settings.compiles)(problem, tolerance, bound)
-
-
-def solve_hessian(
-    correlation: Correlation,
-    problem: Problem,
-    point: Point,
-    rhs: tf.Tensor,
-    tolerance: float | tf.Tensor,
-    *,
-    jit: bool = True,
-) -> tuple[tf.Tensor, Report]:
-    """U with H U = `rhs` at the solution, `[D, D]`, by conjugate gradients: the core of (5).
-
-    H is positive definite at a strict minimiser; a direction of negative curvature ends the
-    iteration with the last iterate, and the report says that it did not converge.
-    """
-    prepare = compiled(_prepare, correlation, None)
-    run = compiled(_hessian_solve, correlation, jit)
-    return run(problem, point, prepare(problem, point), rhs, scalar(tolerance, rhs.dtype))
-
-
-def _prepare(correlation: Correlation, problem: Problem, point: Point) -> Any:
-    model = MODELS[type(correlation)]
-    return model.decompose(correlation, model.ingredients_at(correlation, problem, point), False)
-
-
-def _hessian_solve(
-    correlation: Correlation,
-    problem: Problem,
-    point: Point,
-    decomposed: Any,
-    rhs: tf.Tensor,
-    tolerance: tf.Tensor,
-) -> tuple[tf.Tensor, Report]:
-    model = MODELS[type(correlation)]
-    hessian = model.hessian_at(correlation, problem, point, decomposed)
-    inverse = point.spectrum.inverse
-    mapped = model.enter(correlation, hessian, correlation.by_view(rhs, tf.transpose(inverse)))
-    solution, report = _solve_linear(correlation, hessian, mapped, tolerance)
-    u = correlation.by_view(model.leave(correlation, hessian, solution), inverse)
-    # H is the identity outside the row spaces.
-    return u + tf.matmul(rhs - u, problem.unused), report
-
-
-def shrinkage(correlation: Correlation, point: Point) -> tf.Tensor:
-    """(I + t Gam)^-1, `[D, D]`, symmetric."""
-    basis = point.spectrum.basis
-    slope = tf.matmul(correlation.times_slope(basis, point.pull), basis, transpose_b=True)
-    return tf.linalg.inv(tf.eye(correlation.width, dtype=slope.dtype) + slope)

@@ -10,6 +10,7 @@ from proxnet_tf.ops.linear.once import differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
 from proxnet_tf.ops.multiview.correlation import Correlation, Spectrum, total
 from proxnet_tf.ops.multiview.guard import guarded, spoiled
+from proxnet_tf.ops.multiview.linear import compiled, shrinkage, solve_hessian
 from proxnet_tf.ops.multiview.moments import (
     EXACT_RANK,
     AllReduce,
@@ -24,14 +25,7 @@ from proxnet_tf.ops.multiview.moments import (
     row_times,
     sum_over_rows,
 )
-from proxnet_tf.ops.multiview.newton import (
-    Settings,
-    Solution,
-    compiled,
-    shrinkage,
-    solve,
-    solve_hessian,
-)
+from proxnet_tf.ops.multiview.newton import Settings, Solution, solve
 from proxnet_tf.ops.multiview.problem import (
     Reduction,
     outside_row_spaces,

@@ -1,20 +1,21 @@
-"""A start for (4) that moves the column spaces of two views, in fewer and cheaper steps.
+"""A second start for (4), from better column spaces of two views.
 
 Without ridge the correlation of P = (P_1, P_2) depends on their column spaces alone. Let V_j
 (D x d_j) be an orthonormal basis of the space of P_j, in the coordinates of R = (R_1, R_2). The
 best P_j with that space is V_j V_j^T R_j, and (1) becomes, up to a constant and with E the first
 k columns of the identity,
 
-    min -f(V),   f(V) = sum_j <V_j, A_j V_j> / 2 + <V_1 E, V_2 E>,   A_j = R_j R_j^T / t,     (7)
+    min -f(V),   f(V) = sum_j <V_j, A_j V_j> / 2 + <V_1 E, V_2 E>,   A_j = R_j R_j^T / t,     (16)
 
 over V_j^T V_j = I: a quadratic function on two Stiefel manifolds. It needs no singular values, and
 columns in small units are as easy as others, since the size of P_j no longer matters. Its gradient
 is G_j = A_j V_j + V_i E E^T with the other view i, and its Riemannian Hessian on tangent Z
 (V_j^T Z_j skew) is the projection of Z_j L_j - A_j Z_j - Z_i E E^T with L_j = sym(V_j^T G_j).
 
-The ridge makes the minimiser of (7) a start and not the answer: Newton's method on (4) goes on
-from there. The reduction goes beyond the paper; for the method see Absil, Mahony, Sepulchre (2008),
-Optimization algorithms on matrix manifolds, chapter 7.
+The ridge makes the minimiser of (16) a start and not the answer: Newton's method on (4) goes on
+from there, where it did not arrive from W = R. It may lead to another minimum than W = R does, and
+is not taken before. The reduction goes beyond the paper; for the method see Absil, Mahony,
+Sepulchre (2008), Optimization algorithms on matrix manifolds, chapter 7.
 """
 
 from typing import NamedTuple
@@ -22,12 +23,10 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from proxnet_tf.ops.linear.cg import conjugate_gradient
-from proxnet_tf.ops.multiview.correlation import CCA
+from proxnet_tf.ops.multiview.correlation import Correlation
 from proxnet_tf.ops.multiview.problem import Point, Problem
 
-# From this residual of one column on, ||F(R)_j|| / ||R_j||, W = R is far from the answer.
-FAR = 0.5
-# Mean share of the ridge in the variance of the canonical directions below which (7) is near (1).
+# Mean share of the ridge in the variance of the canonical directions below which (16) is near (1).
 SMALL_RIDGE = 0.1
 TOLERANCE = 1e-3
 MAX_ITERATIONS = 50
@@ -45,16 +44,13 @@ class _State(NamedTuple):
     iteration: tf.Tensor
 
 
-def pays(correlation: CCA, problem: Problem, point: Point) -> tf.Tensor:
-    """Whether to start from (7): `point` at W = R is far from the answer, and (7) near (1)."""
+def applies(correlation: Correlation, problem: Problem, point: Point) -> tf.Tensor:
+    """Whether (16) is near (1): all views have full rank and the ridge is small at `point`."""
     ridge = problem.epsilon * tf.reduce_sum(point.spectrum.basis**2) / correlation.width
-    full_rank = tf.reduce_all(problem.unused == 0.0)
-    slope = correlation.by_view(point.slope, tf.transpose(point.spectrum.basis))
-    far = tf.norm(slope, axis=0) > FAR * tf.norm(problem.root, axis=0)
-    return full_rank & tf.reduce_any(far) & (ridge < SMALL_RIDGE)
+    return tf.reduce_all(problem.unused == 0.0) & (ridge < SMALL_RIDGE)
 
 
-def bases(correlation: CCA, point: Point) -> tf.Tensor:
+def bases(correlation: Correlation, point: Point) -> tf.Tensor:
     """V_1 and V_2 side by side at W = R: the canonical variates, made orthonormal."""
     parts = []
     for s in correlation.slices:
@@ -64,8 +60,8 @@ def bases(correlation: CCA, point: Point) -> tf.Tensor:
     return tf.concat(parts, 1)
 
 
-def descend(correlation: CCA, root: tf.Tensor, t: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
-    """W at the minimiser of (7) that a trust-region Newton method reaches from V, `[D, D]`.
+def descend(correlation: Correlation, root: tf.Tensor, t: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+    """W at the minimiser of (16) that a trust-region Newton method reaches from V, `[D, D]`.
 
     Args:
         correlation: sizes of the views and k.

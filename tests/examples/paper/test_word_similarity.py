@@ -63,6 +63,7 @@ def test_baseline_and_linear_cca(folder, tmp_path):
     assert rows[-1][:3] == ["paper: ProxNet", "75.4", "69.2"]
 
 
+@pytest.mark.slow
 def test_the_networks_learn(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(example.SOLVER, "solver", Newton(1e-3, 20, jit_compile=False))
     options = "--methods dcca dccae prox --trials 1 --tuning-epochs 3 --epochs 20 --seeds 0"

@@ -224,7 +224,7 @@ def test_a_masked_score_counts_nothing(name):
         np.testing.assert_allclose(dlam, dlam_short, atol=1e-12)
 
 
-@pytest.mark.parametrize("batch", [0, 2])
+@pytest.mark.parametrize("batch", [2, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_vectors_without_entries_come_out_empty(name, batch):
     operator = OPERATORS[name]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview import newton
+from proxnet_tf.ops.multiview import linear, newton
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA
 from proxnet_tf.ops.multiview.prox import Settings, correlation_loss, multiview_prox
 from tests.helpers import multiview_reference as reference
@@ -145,7 +145,7 @@ def test_full_problem_of_4000_rows():
     np.testing.assert_allclose(found.output, p, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
 def test_newton_lbfgs_and_descent_reach_the_same_minimiser(seed):
     # The problem has other minima, whose objectives differ by about 1e-2 here.
     x = shared_views(100, (20, 20), seed=seed)
@@ -221,7 +221,7 @@ def test_small_features_with_few_distinct_rows():
 @pytest.mark.parametrize("objective", ["cca", "gcca"])
 @pytest.mark.parametrize("k", [2, 4])
 @pytest.mark.parametrize("sizes", [(4, 4), (4, 6), (6, 4)])
-@pytest.mark.parametrize("lam", [0.5, 20.0])
+@pytest.mark.parametrize("lam", [0.5, pytest.param(20.0, marks=pytest.mark.slow)])
 def test_gradient(objective, k, sizes, lam):
     x = shared_views(30, sizes, seed=6)
     correlation = problem(sizes, k, 1e-3, objective)
@@ -412,12 +412,12 @@ def test_backward_solve_reports(objective, monkeypatch):
     assert converged and 0.0 < residual <= 1e-10 and iterations > 2
     # Too few iterations for the linear system, and the report says so.
     monkeypatch.setattr(newton, "CG_ITERATIONS", 3)
-    newton.compiled.cache_clear()
+    linear.compiled.cache_clear()
     try:
         options = dict(max_iterations=2000)
         _, short, report = backward_report(x, correlation, 0.5, **options)
     finally:
-        newton.compiled.cache_clear()
+        linear.compiled.cache_clear()
         newton.solver.cache_clear()
     assert not report[2] and report[0] > 1e-6 and report[1] == 3
     assert np.abs(short - exact).max() > 1e-4 * np.abs(exact).max()
@@ -580,8 +580,15 @@ def test_many_float32_rows_are_read_in_blocks(known):
     np.testing.assert_allclose(output[:, 1], output[:, 0], atol=1e-5)
 
 
-@pytest.mark.parametrize("objective, sizes", [("cca", (70, 62)), ("gcca", (50, 40, 42))])
-@pytest.mark.parametrize("lam", [1.0, 30.0])
+@pytest.mark.parametrize(
+    "objective, sizes, lam",
+    [
+        ("cca", (70, 62), 1.0),
+        ("gcca", (50, 40, 42), 30.0),
+        pytest.param("cca", (70, 62), 30.0, marks=pytest.mark.slow),
+        pytest.param("gcca", (50, 40, 42), 1.0, marks=pytest.mark.slow),
+    ],
+)
 def test_wide_views_are_solved_in_single_precision_with_refinement(
     objective, sizes, lam, monkeypatch
 ):
@@ -593,11 +600,12 @@ def test_wide_views_are_solved_in_single_precision_with_refinement(
     found = prox(x, correlation, lam)
     assert found.report.converged and found.report.residual <= 1e-8
     output, gradient = prox_and_gradient(x, cotangent, correlation, lam, **TIGHT)
-    monkeypatch.setattr(newton, "WIDE", 1000)
-    newton.compiled.cache_clear()
+    for module in (linear, newton):
+        monkeypatch.setattr(module, "WIDE", 1000)
+    linear.compiled.cache_clear()
     newton.solver.cache_clear()
     expected, exact = prox_and_gradient(x, cotangent, correlation, lam, **TIGHT)
-    newton.compiled.cache_clear()
+    linear.compiled.cache_clear()
     newton.solver.cache_clear()
     np.testing.assert_allclose(output, expected, atol=1e-8)
     np.testing.assert_allclose(gradient, exact, atol=1e-7)

@@ -63,22 +63,20 @@ def test_polar_factor_of_a_long_step():
     np.testing.assert_allclose(subspace._polar(tf.constant(v + z)), left @ right, atol=1e-11)
 
 
-def test_pays_only_far_from_the_answer_with_full_rank_and_a_small_ridge():
+def test_applies_with_full_rank_and_a_small_ridge():
     correlation = CCA((3, 3), 3)
     x = rows(30, (3, 3))
 
-    def pays(x, lam, epsilon):
-        problem = problem_of(x, correlation, lam, epsilon)
-        return bool(
-            subspace.pays(correlation, problem, evaluate(correlation, problem, problem.root))
-        )
+    def applies(x, epsilon):
+        problem = problem_of(x, correlation, 0.1, epsilon)
+        point = evaluate(correlation, problem, problem.root)
+        return bool(subspace.applies(correlation, problem, point))
 
     twice = x.copy()
     twice[:, 1] = twice[:, 0]
-    assert pays(x, 0.1, 1e-4)
-    assert not pays(x, 1000.0, 1e-4)
-    assert not pays(x, 0.1, 10.0)
-    assert not pays(twice, 0.1, 1e-4)
+    assert applies(x, 1e-4)
+    assert not applies(x, 10.0)
+    assert not applies(twice, 1e-4)
 
 
 @pytest.mark.parametrize("scale", [[1e-2, 1, 1, 1], [1e-2, 1, 30, 1]])

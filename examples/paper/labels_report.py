@@ -6,6 +6,7 @@ import numpy as np
 from report import figure, markdown, mean_and_spread, write
 
 LEAST = 0.05
+INFERENCE = ("clean", "moving", "batch")  # "clean": identity
 SHOWN = ("vanilla", "dropout", "rrm", "vicreg", "dccae", "prox", "prox+")  # in the figure
 
 
@@ -40,6 +41,20 @@ def interval(values):
     return float(t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
+def paired(a, b):
+    """The differences of two dicts by seed, on the seeds that both have."""
+    return np.array([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
+
+
+def with_p(differences):
+    """Texts of lists of differences: mean, deviation, and p after Holm's correction over them."""
+    texts = []
+    for d, p in zip(differences, holm([wilcoxon(d) for d in differences]), strict=True):
+        shown = f"{p:.3f}" if p >= 0.001 else "<0.001"
+        texts.append(f"{mean_and_spread(d, sign='+')}, p {shown}")
+    return texts
+
+
 class Errors:
     """Test errors by pair, method, labels and share of mispaired rows, in the order of seeds."""
 
@@ -64,8 +79,7 @@ class Errors:
 
     def minus(self, pair, method, other, labels, column="clean"):
         """Differences on the seeds that both methods have."""
-        a, b = (self.of(pair, name, labels, column) for name in (method, other))
-        return np.array([a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())])
+        return paired(*(self.of(pair, name, labels, column) for name in (method, other)))
 
     def labels(self, pair):
         return sorted({key[2] for key in self.runs if key[0] == pair})
@@ -105,9 +119,7 @@ def difference_table(errors, pair, base="vanilla"):
         found = [errors.minus(pair, name, base, count) for name in names]
         names = [name for name, d in zip(names, found, strict=True) if len(d)]
         found = [d for d in found if len(d)]
-        for name, d, p in zip(names, found, holm([wilcoxon(d) for d in found]), strict=True):
-            shown = f"{p:.3f}" if p >= 0.001 else "<0.001"
-            cells[name, count] = f"{mean_and_spread(d, sign='+')}, p {shown}"
+        cells |= {(name, count): text for name, text in zip(names, with_p(found), strict=True)}
     rows = [
         (title(name), *(cells.get((name, count), "") for count in columns))
         for name in errors.methods(pair)
@@ -177,13 +189,27 @@ def mispaired_table(errors, pair, labels):
 
 
 def inference_table(errors):
-    """The same models of ProxCCA, constant lam, with the layer on or off at test time."""
+    """The same models of ProxCCA, constant lam, with the layer on or off at test time.
+
+    Differences are paired; p is Holm's over the numbers of labels of a pair of views.
+    """
     rows = []
     for pair in errors.pairs:
-        for count in errors.labels(pair):
-            columns = [errors.of(pair, "prox", count, c) for c in ("clean", "moving", "batch")]
-            rows.append((pair, count, *(mean_and_spread(list(c.values())) for c in columns)))
-    return markdown(("ProxCCA, test error, %", "labels", "identity", "moving", "batch"), rows)
+        counts = [n for n in errors.labels(pair) if errors.of(pair, "prox", n)]
+        found = {n: [errors.of(pair, "prox", n, c) for c in INFERENCE] for n in counts}
+        moving = [found[n][1] for n in counts]
+        columns = [
+            with_p([paired(a, b) for a, b in zip(moving, others, strict=True)])
+            for others in (
+                [found[n][0] for n in counts],
+                [errors.of(pair, "vanilla", n) for n in counts],
+            )
+        ]
+        for n, *more in zip(counts, *columns, strict=True):
+            shown = (mean_and_spread(list(c.values())) for c in found[n])
+            rows.append((pair, n, *shown, *more))
+    header = ("ProxCCA, test error, %", "labels", "identity", "moving", "batch")
+    return markdown((*header, "moving minus identity", "moving minus Vanilla"), rows)
 
 
 def settings_table(errors):

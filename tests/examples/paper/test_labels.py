@@ -238,3 +238,19 @@ def test_tables_pair_the_seeds_and_say_the_gain():
     assert glance[1][3:] == [labels.METHODS["rrm"].title, "+3.0 ± 0.0", "-2.0 ± 0.0"]
     robust = table_rows(labels_report.robustness_table(errors, "fou+zer", 10))
     assert robust[1][2] == "45.0 ± 0.0 (+20.5)"
+
+
+def test_inference_is_paired_with_identity_and_with_vanilla():
+    def run(method, seed, **result):
+        run = dict(stage="test", pair="fou+zer", method=method, labels=10, seed=seed, mispaired=0.0)
+        return {"run": run, "result": result}
+
+    runs = [run("prox", s, clean=20.0 + s, moving=19.0 + s, batch=21.0 + s) for s in range(6)]
+    runs += [run("vanilla", s, clean=22.0 + s) for s in range(10)]
+    (_, row) = table_rows(labels_report.inference_table(labels_report.Errors(runs)))
+    assert row[:2] == ["fou+zer", "10"] and [cell[:4] for cell in row[2:5]] == [
+        "22.5",
+        "21.5",
+        "23.5",
+    ]
+    assert row[5:] == ["-1.0 ± 0.0, p 0.031", "-3.0 ± 0.0, p 0.031"]  # 2/64

@@ -9,7 +9,8 @@ export PIP_ROOT_USER_ACTION ?= ignore
 .PHONY: demo benchmark test test-slow test-oldest wheel lint types format clean
 
 demo: $(VENV)/.installed
-	$(BIN)/python examples/paper/quietly.py examples/paper/multiview_digits.py
+	$(BIN)/python examples/paper/quietly.py examples/paper/multiview_digits.py \
+		--labels-per-class 2 --methods vanilla prox rrm dccae --seeds 0 1 --pretrain-epochs 100
 
 benchmark: $(VENV)/.installed
 	$(BIN)/python examples/benchmarks/all.py

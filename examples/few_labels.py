@@ -1,13 +1,13 @@
 """Two views and few labels: does asking the views to agree help?
 
-Digits seen through two feature extractors, 1200 of them, of which 5 of each class have a label.
+Digits seen through two feature extractors, 1200 of them, of which 2 of each class have a label.
 Rows without a label get the weight 0: the classification loss leaves them out, and the correlation
-of the two codes uses them. Four ways: neither, the correlation of the codes in the loss ("rrm"),
-the proximal layer between codes and predictors ("prox"), and both, as published. The correlation in
-the loss is what helps here (10 points); the layer alone does not: once it is off at test time,
-little of it is left in the codes.
+of the two codes uses them. Five ways, each with settings from docs/labels.md: plain, the
+correlation in the loss ("rrm"), the proximal layer between codes and predictors ("prox"), both, and
+codes trained for correlation first, predictors after (`DCCA`), which gains most here: 26 against
+49 % error.
 
-To copy: `sample_weight` for unlabelled rows, `MultiviewClassifier(correlation_weight=...)`.
+To copy: `sample_weight` for unlabelled rows, `pretrain` of `DCCA`, `correlation_weight`.
 """
 
 import keras
@@ -15,14 +15,16 @@ import numpy as np
 import show
 from keras.layers import BatchNormalization, Dense
 
-from proxnet_tf import LambdaSchedule, MultiviewClassifier, linear_lambda
+from proxnet_tf import DCCA, MultiviewClassifier
 from proxnet_tf.datasets import load_multiple_features
 
+# The learning rate, and the arguments of `MultiviewClassifier`; none: `DCCA`.
 METHODS = {
-    "plain": {"method": "vanilla"},
-    "correlation in the loss": {"method": "rrm", "correlation_weight": 0.1},
-    "proximal layer": {"method": "prox", "lam": 0.3},
-    "both": {"method": "prox", "lam": 0.3, "correlation_weight": 0.1},
+    "plain": (1e-2, {"method": "vanilla"}),
+    "correlation in the loss": (2e-3, {"method": "rrm", "correlation_weight": 0.5}),
+    "proximal layer": (1e-2, {"method": "prox", "lam": 0.06, "epsilon": 0.1}),
+    "both": (1.5e-3, {"method": "prox", "lam": 3.0, "correlation_weight": 1.7}),
+    "correlation first": (1e-2, {}),
 }
 
 
@@ -39,31 +41,34 @@ def data(seed, labels_per_class):
     return (*parts[0], weights), parts[1]
 
 
-def make_model(options):
-    def encoder():
-        norm = BatchNormalization(center=False, scale=False, momentum=0.9)
-        return keras.Sequential([Dense(128, "relu"), Dense(10), norm])
+def make_model(learning_rate, options):
+    def network(*last):
+        return keras.Sequential([Dense(64, "relu"), Dense(10), *last])
 
-    def predictor():
-        return keras.Sequential([Dense(128, "relu"), Dense(10)])
+    def norm():
+        return BatchNormalization(center=False, scale=False, momentum=0.9)
 
-    model = MultiviewClassifier([encoder(), encoder()], [predictor(), predictor()], **options)
+    parts = [network(norm()), network(norm())], [network(), network()]
+    model = (MultiviewClassifier if options else DCCA)(*parts, **{"epsilon": 1e-2} | options)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"], jit_compile=False)
+    adam = keras.optimizers.Adam(learning_rate)
+    model.compile(adam, loss, metrics=["accuracy"], jit_compile=False)
     return model
 
 
 def main(arguments=None):
     options = show.options(__doc__, arguments)
-    seeds, epochs = (1, 2) if options.small else (2, 20)
+    seeds, epochs = (1, 2) if options.small else (3, 24)
     errors = {name: [] for name in METHODS}
     for seed in range(seeds):
-        (views, labels, weights), test = data(seed, labels_per_class=5)
-        for name, method in METHODS.items():
+        (views, labels, weights), test = data(seed, labels_per_class=2)
+        for name, settings in METHODS.items():
             keras.utils.set_random_seed(seed)
-            model = make_model(method)
-            schedule = [LambdaSchedule(linear_lambda(0.3, 0.5))] if "lam" in method else []
-            fit = {"epochs": epochs, "batch_size": 100, "callbacks": schedule, "verbose": 0}
+            model = make_model(*settings)
+            if isinstance(model, DCCA):
+                adam = keras.optimizers.Adam(2e-2)
+                model.pretrain(views, optimizer=adam, epochs=4 * epochs, batch_size=400, verbose=0)
+            fit = {"epochs": epochs, "batch_size": 100, "verbose": 0}
             model.fit(views, labels, sample_weight=weights, **fit)
             errors[name].append(100 * (1 - model.evaluate(*test, verbose=0)[1]))
     rows = [(name, *(f"{f(e):.1f}" for f in (np.mean, min, max))) for name, e in errors.items()]

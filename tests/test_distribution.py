@@ -55,7 +55,9 @@ def test_replicas_give_what_one_device_gives(mirrored, kind, case):
 
 
 @pytest.mark.parametrize("case", ["25", "31", "50", "apart"])
-@pytest.mark.parametrize("kind", ["cca loss", "gcca loss", "cca penalty", "gcca penalty"])
+@pytest.mark.parametrize(
+    "kind", ["cca loss", "gcca loss", "cca penalty", "cca envelope", "gcca penalty"]
+)
 def test_losses_over_replicas_are_those_of_one_device(mirrored, kind, case):
     assert mirrored["losses"][f"{kind} {case}"] < 1e-10
 

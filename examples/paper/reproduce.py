@@ -91,6 +91,11 @@ EXPERIMENTS = {
         "--methods all --tune 24 --seeds 0 1 2 3 4 5 6 7 8 9",
         stand_in="digits, in the package",
     ),
+    "labels": Experiment(
+        "Error against labels",
+        "labels.py",
+        stand_in="digits and glyphs, in the package or drawn by the script",
+    ),
     "noisy_view": Experiment(
         "One view of digits corrupted",
         "noisy_view.py",

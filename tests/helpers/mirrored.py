@@ -115,6 +115,9 @@ def losses(strategy):
         "cca loss": lambda **kw: CCALoss(2, split=(3, 7), dtype="float64", **kw),
         "gcca loss": lambda **kw: GCCALoss(4, split=(3, 4, 3), dtype="float64", **kw),
         "cca penalty": lambda **kw: CCARegularizer(0.3, split=(3, 7), dtype="float64", **kw),
+        "cca envelope": lambda **kw: CCARegularizer(
+            0.3, envelope=2.0, split=(3, 7), dtype="float64", **kw
+        ),
         "gcca penalty": lambda **kw: GCCARegularizer(
             0.3, num_components=4, split=(3, 4, 3), dtype="float64", **kw
         ),

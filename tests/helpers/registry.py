@@ -260,6 +260,15 @@ LAYERS = {
         masks="respected",
         losses=1,
     ),
+    "CCARegularizer, envelope": Layer(
+        CCARegularizer,
+        lambda: dict(weight=0.3, num_components=2, epsilon=0.1, envelope=2.0),
+        VIEW_SEQUENCES,
+        (0, 0, 0),
+        rows="together",
+        masks="respected",
+        losses=1,
+    ),
     "GCCARegularizer": Layer(
         GCCARegularizer,
         lambda: dict(weight=0.3, num_components=4, epsilon=0.1, split=THREE, nan_is_missing=True),
@@ -394,9 +403,19 @@ CONFIGURED = {
     "ProxGCCA, every argument": lambda: ProxGCCA(**_VIEWS, split=THREE),
     "ProxGCCA, replicas": lambda: ProxGCCA(2, synchronized=True),
     "CCARegularizer, every argument": lambda: CCARegularizer(
-        0.3, num_components=2, epsilon=0.1, split=SIZES, nan_is_missing=True, synchronized=True
+        0.3,
+        num_components=2,
+        epsilon=0.1,
+        envelope=2.0,
+        solver=Newton(tolerance=1e-6),
+        split=SIZES,
+        nan_is_missing=True,
+        synchronized=True,
     ),
     "GCCARegularizer, replicas": lambda: GCCARegularizer(num_components=2, synchronized=True),
+    "GCCARegularizer, envelope": lambda: GCCARegularizer(
+        num_components=2, envelope=2.0, solver=LBFGS()
+    ),
     "Prox over time": lambda: Prox(
         roughness, lam=2.0, over="time", start=0.5, tolerance=1e-4, max_iterations=7, monitor="r"
     ),

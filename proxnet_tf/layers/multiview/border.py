@@ -9,6 +9,8 @@ import tensorflow as tf
 
 from proxnet_tf.checks import at_least_float32, check_bool, check_integer, check_number
 from proxnet_tf.ops.multiview.correlation import CCA, Correlation
+from proxnet_tf.ops.multiview.envelope import Envelope, moreau_envelope
+from proxnet_tf.ops.multiview.newton import Settings
 from proxnet_tf.ops.multiview.prox import correlation_loss
 
 
@@ -185,6 +187,22 @@ class Border:
                 all_reduce=self.all_reduce,
             )
         )
+
+    def envelope(
+        self, inputs: Any, mask: Any, dtype: Any, lam: float, settings: Settings
+    ) -> Envelope:
+        """The Moreau envelope of L of views outside, see `enter` and `moreau_envelope`."""
+        views = self.enter(inputs, mask, dtype)
+        found = moreau_envelope(
+            views.rows,
+            lam,
+            views.correlation,
+            self.epsilon,
+            valid=views.valid,
+            settings=settings,
+            all_reduce=self.all_reduce,
+        )
+        return found._replace(value=self._of_all_replicas(found.value))
 
     def _of_all_replicas(self, value: tf.Tensor) -> tf.Tensor:
         """The value that every replica holds, where each has only the gradient of its own rows.

@@ -6,7 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from proxnet_tf import solvers
 from proxnet_tf.checks import check_number
+from proxnet_tf.layers.monitor import Monitor
 from proxnet_tf.layers.multiview.base import MultiviewLayer
 from proxnet_tf.layers.multiview.border import Border
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
@@ -23,6 +25,8 @@ class _Penalty(MultiviewLayer):
         *,
         num_components: int | None = None,
         epsilon: float = 1e-4,
+        envelope: float | None = None,
+        solver: str | solvers.MultiviewSolver = "newton",
         split: Sequence[int] | None = None,
         nan_is_missing: bool = False,
         synchronized: bool = False,
@@ -39,10 +43,24 @@ class _Penalty(MultiviewLayer):
         )
         super().__init__(border, **kwargs)
         self.weight = check_number("weight", weight, at_least=0.0)
+        if envelope is not None:
+            envelope = check_number("envelope", envelope, above=0.0)
+        self.envelope = envelope
+        self.solver = solvers.get(solver)
+        self._monitor = Monitor(self, False)
 
     def call(self, inputs: Any, mask: Any = None) -> Any:
-        self.add_loss(self.weight * self.border.loss(inputs, mask, self.compute_dtype))
+        self.add_loss(self.weight * self._value(inputs, mask))
         return inputs
+
+    def _value(self, inputs: Any, mask: Any) -> tf.Tensor:
+        if self.envelope is None:
+            return self.border.loss(inputs, mask, self.compute_dtype)
+        found = self.border.envelope(
+            inputs, mask, self.compute_dtype, self.envelope, self.solver.settings
+        )
+        self._monitor.forward(found.report)
+        return found.value
 
     @property
     def _losses(self) -> list[Any]:
@@ -60,7 +78,12 @@ class _Penalty(MultiviewLayer):
         self._losses[:] = losses
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "weight": self.weight}
+        return {
+            **super().get_config(),
+            "weight": self.weight,
+            "envelope": self.envelope,
+            "solver": keras.saving.serialize_keras_object(self.solver),
+        }
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -73,10 +96,19 @@ class CCARegularizer(_Penalty):
     derivatives only; not differentiable where sigma_k = sigma_{k+1}. What counts as rounding, what
     a first call costs and why Keras does not compile the model as a whole: see `ProxCCA`.
 
+    With `envelope=lam` it adds the Moreau envelope of L = - sum_{i<=k} sigma_i instead,
+
+        weight * min_P lam/(2n) ||P - X||_F^2 + L(P),
+
+    whose gradient is lam/n (X - P), P the output of `ProxCCA` with this lam. A step costs a forward
+    pass of `ProxCCA`; the gradient needs no solve. As lam grows the envelope nears L.
+
     Args:
         weight: factor >= 0 of the added loss; 1 by default.
         num_components: k, 1 <= k <= min(d1, d2); None (the default) is min(d1, d2).
         epsilon: ridge >= 0 on each view's covariance; 1e-4 by default.
+        envelope: None (the default) for L itself; the number lam > 0 for its Moreau envelope.
+        solver: of the envelope, as for `ProxCCA`.
         split: (d1, d2) when the views come side by side in one tensor; halves by default.
         nan_is_missing: as for `ProxCCA`.
         synchronized: under a `tf.distribute` strategy, whether the correlation is that of the rows
@@ -113,7 +145,7 @@ class GCCARegularizer(_Penalty):
         add_loss( weight * (J k - sum_{i<=k} mu_i) )        (see `gcca_loss`)
 
     Args:
-        weight: as for `CCARegularizer`.
+        weight, envelope, solver: as for `CCARegularizer`.
         num_components: k, the width of the core, 1 <= k <= d_1 + .. + d_J; it must be given.
         split: widths of the views when they come side by side; two halves by default.
         epsilon, nan_is_missing, synchronized, **kwargs: as for `CCARegularizer`.

@@ -62,7 +62,7 @@ def test_all_methods_tuned_with_few_labels(tmp_path, capsys):
     assert all(one["error"] < 80.0 for runs in results.values() for one in runs)
     printed = capsys.readouterr().out
     assert "ProxNet, trial 1" in printed
-    assert "minus RRM" in printed
+    assert "minus Vanilla" in printed
 
 
 def test_corruption_mixes_rows_of_other_digits():

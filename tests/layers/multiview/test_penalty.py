@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf import CCARegularizer, GCCARegularizer
+from proxnet_tf import CCARegularizer, GCCARegularizer, ProxCCA, ProxGCCA
+from proxnet_tf.solvers import Newton
 from tests.helpers import multiview_reference as reference
 from tests.helpers.layer_checks import check_config
 from tests.layers.multiview.cases import EPSILON
@@ -22,9 +23,11 @@ def loss(kind, x, k=None, epsilon=EPSILON):
 
 
 def test_config_holds_every_argument(kind):
-    layer = penalty(kind, epsilon=0.1, split=kind.sizes, nan_is_missing=True, synchronized=True)
+    options = dict(envelope=2.0, solver=Newton(tolerance=1e-6), nan_is_missing=True)
+    layer = penalty(kind, epsilon=0.1, split=kind.sizes, synchronized=True, **options)
     check_config(layer)
-    expected = dict(epsilon=0.1, split=kind.sizes, nan_is_missing=True, synchronized=True)
+    assert penalty(kind).from_config(layer.get_config()).solver == options.pop("solver")
+    expected = dict(epsilon=0.1, split=kind.sizes, synchronized=True, **options)
     expected |= dict(weight=0.3, num_components=kind.k)
     config = layer.get_config()
     assert {name: config[name] for name in expected} == expected
@@ -44,6 +47,72 @@ def test_value_and_gradient(kind):
     h = 1e-5
     change = (loss(kind, x + h * direction) - loss(kind, x - h * direction)) / (2 * h)
     np.testing.assert_allclose((slope * direction).sum(), 0.3 * change, atol=1e-7)
+
+
+def envelope(kind, x, lam, p):
+    """lam/(2n) ||P - X||^2 + L(P)."""
+    return 0.5 * lam / len(x) * np.sum((p - x) ** 2) + loss(kind, p)
+
+
+@pytest.mark.parametrize("lam", [0.5, 5.0])
+def test_the_envelope_is_the_least_value_of_the_proximal_problem(kind, lam):
+    x = kind.joined(24, 1, "float64")
+    cls = {"cca": ProxCCA, "gcca": ProxGCCA}[kind.name]
+    options = dict(num_components=kind.k, epsilon=EPSILON, split=kind.sizes, dtype="float64")
+    p = cls(lam=lam, **options)(x, training=True).numpy()
+    layer, variable = penalty(kind, envelope=lam, split=kind.sizes, dtype="float64"), tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(variable)
+        np.testing.assert_array_equal(layer(variable), x)
+        (value,) = layer.losses
+    np.testing.assert_allclose(value, 0.3 * envelope(kind, x, lam, p), atol=1e-9)
+    assert value < 0.3 * loss(kind, x)
+    slope = tape.gradient(value, variable).numpy()
+    np.testing.assert_allclose(slope, 0.3 * lam / 24 * (x - p), atol=1e-9)
+    # The value is least at P: as a function of X it has this slope although P moves.
+    direction, h, ends = np.random.default_rng(2).normal(size=x.shape), 1e-4, []
+    for end in (x + h * direction, x - h * direction):
+        layer(end)
+        ends.append(float(layer.losses[0]))
+    np.testing.assert_allclose((slope * direction).sum(), (ends[0] - ends[1]) / (2 * h), atol=1e-6)
+
+
+def test_the_envelope_nears_the_correlation_and_knows_no_second_derivative(kind):
+    x = tf.constant(kind.joined(24, 1, "float64"))
+    layer = penalty(kind, envelope=1e6, split=kind.sizes, dtype="float64")
+    with tf.GradientTape() as outer, tf.GradientTape() as inner:
+        outer.watch(x)
+        inner.watch(x)
+        layer(x)
+        (value,) = layer.losses
+        np.testing.assert_allclose(value, 0.3 * loss(kind, x), atol=1e-5)
+        slope = inner.gradient(value, x)
+        with pytest.raises(NotImplementedError, match="envelope provides first derivatives only"):
+            outer.gradient(slope, x)
+
+
+def test_rows_with_a_missing_view_take_no_part_in_the_envelope(kind):
+    x, valid = kind.sequences()
+    views = kind.parts(x)
+    views[-1][~valid] = np.nan
+    options = dict(envelope=2.0, dtype="float64")
+    layer, alone = penalty(kind, nan_is_missing=True, **options), penalty(kind, **options)
+    views = [tf.constant(view) for view in views]
+    with tf.GradientTape() as tape:
+        tape.watch(views)
+        layer(views)
+        (value,) = layer.losses
+    alone([view[valid] for view in kind.parts(x)])
+    np.testing.assert_allclose(value, alone.losses[0], atol=1e-9)
+    for slope in tape.gradient(value, views):
+        assert np.all(slope.numpy()[~valid] == 0.0) and np.all(np.isfinite(slope))
+
+
+def test_an_envelope_that_was_not_solved_says_so(kind):
+    solver = Newton(tolerance=1e-12, max_iterations=1)
+    layer = penalty(kind, envelope=0.1, solver=solver, split=kind.sizes)
+    with pytest.warns(UserWarning, match="unsolved"):
+        layer(kind.joined(24))
 
 
 @pytest.mark.parametrize("dtype, wanted", [("mixed_float16", "float16"), ("float64", "float64")])
@@ -136,6 +205,8 @@ def test_a_row_that_is_not_finite_gives_nan(kind):
     "arguments, message",
     [
         (dict(weight=-0.5), "`weight` must be a finite number >= 0.*-0.5"),
+        (dict(envelope=0.0), "`envelope` must be a finite number > 0"),
+        (dict(solver="cg"), "`solver` must be"),
         (dict(epsilon=-0.5), "`epsilon` must be a finite number >= 0.*-0.5"),
         (dict(num_components=0), "`num_components` must be an integer >= 1"),
         (dict(nan_is_missing=None), "`nan_is_missing` must be True or False"),

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.once import differentiable_once
 from proxnet_tf.ops.linear.report import Report
 from proxnet_tf.ops.multiview.correlation import Correlation
@@ -46,7 +47,7 @@ def moreau_envelope(
     Not differentiable where P jumps. A second derivative raises `NotImplementedError`. With fewer
     than two valid rows the value is that of no correlation and the gradient zero.
     """
-    lam = tf.stop_gradient(tf.cast(lam, tf.float64))
+    lam = tf.stop_gradient(scalar(lam, tf.float64))
 
     @tf.custom_gradient
     def envelope(x: tf.Tensor) -> tuple[Any, Any]:

@@ -48,10 +48,11 @@ class DCCA(MultiviewModel):
     Output:
         Logits in the shape of a predictor's output, masked as those of `MultiviewClassifier`.
 
-    The encoders are fixed outside `pretrain`, which trains them but for the layers in them that were
-    not trainable when they were given (all of them, if no encoder was). Keras masks of the codes are respected in both
-    stages. Batches of `pretrain` should hold several times as many rows as a code has columns.
-    Sample weights are honoured by `fit` and refused by `pretrain`.
+    The encoders are fixed outside `pretrain`. It trains them but for the layers in them that were
+    not trainable when they were given; if no encoder was trainable, it trains all of them. Keras
+    masks of the codes are respected in both stages. Batches of `pretrain` should hold several times
+    as many rows as a code has columns. Sample weights are honoured by `fit` and refused by
+    `pretrain`.
 
     Raises:
         ValueError: as `MultiviewClassifier`; `fit` before `pretrain`.

@@ -234,3 +234,22 @@ def test_rows_with_a_missing_view_take_no_part():
     loss = GCCALoss(4, 0.1, split=THREE, nan_is_missing=True, dtype="float64")
     np.testing.assert_allclose(loss(None, x), expected, atol=1e-9)
     assert np.isnan(GCCALoss(4, 0.1, split=THREE)(None, x))
+
+
+@pytest.mark.parametrize("scale", [1e30, 1e18, 1e-18, 1e-30])
+def test_gradient_in_far_units(scale):
+    """Columns of one size, and of sizes that differ by 1e6."""
+    rng = np.random.default_rng(0)
+    views = rng.normal(size=(12, 5))
+    views[:, 3:] += views[:, :2]
+    for sizes in (np.full(5, scale), scale * np.array([1.0, 1e-3, 1e3, 1.0, 1e3])):
+
+        def gradient(x):
+            x = tf.constant(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                value = CCALoss(1, 0.0, (3, 2), dtype=x.dtype.name)(None, x)
+            return tape.gradient(value, x).numpy()
+
+        found = gradient((views * sizes).astype("float32")).astype("float64") * sizes
+        np.testing.assert_allclose(found, gradient(views), atol=1e-6)

@@ -48,9 +48,11 @@ class DCCA(MultiviewModel):
     Output:
         Logits in the shape of a predictor's output, masked as those of `MultiviewClassifier`.
 
-    The encoders are fixed outside `pretrain`. Keras masks of the codes are respected in both
-    stages. Batches of `pretrain` should hold several times as many rows as a code has columns.
-    Sample weights are honoured by `fit` and refused by `pretrain`.
+    The encoders are fixed outside `pretrain`. It trains them but for the layers in them that were
+    not trainable when they were given; if no encoder was trainable, it trains all of them. Keras
+    masks of the codes are respected in both stages. Batches of `pretrain` should hold several times
+    as many rows as a code has columns. Sample weights are honoured by `fit` and refused by
+    `pretrain`.
 
     Raises:
         ValueError: as `MultiviewClassifier`; `fit` before `pretrain`.
@@ -85,8 +87,7 @@ class DCCA(MultiviewModel):
         self.num_components = num_components
         self.epsilon = check_number("epsilon", epsilon, at_least=0.0)
         self.concatenate_inputs = bool(concatenate_inputs)
-        for encoder in self.encoders:
-            encoder.trainable = False
+        self._frozen_in_encoders = fix(self.encoders)
         self.pretrained = self.add_weight(
             name="pretrained", shape=(), initializer="zeros", trainable=False
         )
@@ -132,14 +133,12 @@ class DCCA(MultiviewModel):
                 f"{' and '.join(sorted(refused))} out of `pretrain`."
             )
         stage = self._pretraining()
-        for encoder in self.encoders:
-            encoder.trainable = True
+        release(self.encoders, self._frozen_in_encoders)
         try:
             stage.compile(optimizer)
             history = stage.fit(x, **fit_arguments)
         finally:
-            for encoder in self.encoders:
-                encoder.trainable = False
+            fix(self.encoders)
         self.pretrained.assign(1.0)
         return history
 
@@ -160,7 +159,18 @@ class DCCA(MultiviewModel):
             "num_components": self.num_components,
             "epsilon": self.epsilon,
             "concatenate_inputs": self.concatenate_inputs,
+            "frozen_in_encoders": self._frozen_in_encoders,
         }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        config = dict(config)
+        # Files of version 0.1 have no such keys.
+        frozen = {key: config.pop(key) for key in tuple(config) if key.startswith("frozen_in_")}
+        model = super().from_config(config, custom_objects)
+        for key, names in frozen.items():
+            setattr(model, f"_{key}", tuple(map(tuple, names)))
+        return model
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -210,8 +220,7 @@ class DCCAE(DCCA):
         self.reconstruction_weight = check_number(
             "reconstruction_weight", reconstruction_weight, at_least=0.0
         )
-        for decoder in self.decoders:
-            decoder.trainable = False
+        self._frozen_in_decoders = fix(self.decoders)
 
     def _build_between(self, codes: list[Any], input_shape: list[Any]) -> None:
         for decoder, code, view in zip(self.decoders, codes, input_shape, strict=True):
@@ -226,13 +235,11 @@ class DCCAE(DCCA):
         self, x: Any, y: Any = None, *, optimizer: Any = "adam", **fit_arguments: Any
     ) -> keras.callbacks.History:
         """As `DCCA.pretrain`, on correlation and reconstruction."""
-        for decoder in self.decoders:
-            decoder.trainable = True
+        release(self.decoders, self._frozen_in_decoders)
         try:
             return super().pretrain(x, y, optimizer=optimizer, **fit_arguments)
         finally:
-            for decoder in self.decoders:
-                decoder.trainable = False
+            fix(self.decoders)
 
     def _pretraining(self) -> keras.Model:
         return _Pretraining(self, self.decoders, self.reconstruction_weight)
@@ -242,6 +249,7 @@ class DCCAE(DCCA):
             **super().get_config(),
             "decoders": [keras.saving.serialize_keras_object(d) for d in self.decoders],
             "reconstruction_weight": self.reconstruction_weight,
+            "frozen_in_decoders": self._frozen_in_decoders,
         }
 
 
@@ -287,6 +295,39 @@ class _Pretraining(keras.Model):
             self.add_loss(self.reconstruction_weight * error)
             self.reconstruction_tracker.update_state(error)
         return codes
+
+
+Names = tuple[tuple[str, ...], ...]
+
+
+def fix(layers: Sequence[keras.layers.Layer]) -> Names:
+    """Makes layers untrainable; returns what `release` must leave so.
+
+    That is, for each of them, the names of its outermost parts that were untrainable before. Where
+    no layer was trainable another model has fixed them, and the names are none.
+    """
+    names: Names = tuple(() for _ in layers)
+    if any(layer.trainable for layer in layers):
+        names = tuple(tuple(_untrainable(layer)) for layer in layers)
+    for layer in layers:
+        layer.trainable = False
+    return names
+
+
+def release(layers: Sequence[keras.layers.Layer], names: Names) -> None:
+    """Makes layers trainable, but for their parts of these names, see `fix`."""
+    for layer, left in zip(layers, names, strict=True):
+        layer.trainable = True
+        for part in layer._flatten_layers():
+            if part.name in left:
+                part.trainable = False
+
+
+def _untrainable(layer: keras.layers.Layer) -> list[str]:
+    if not layer.trainable:
+        return [layer.name]
+    parts = layer._flatten_layers(recursive=False, include_self=False)
+    return [name for part in parts for name in _untrainable(part)]
 
 
 def mean_square(difference: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:

@@ -127,6 +127,39 @@ def test_stages_train_only_their_own_weights():
     assert len(model.trainable_variables) == 4
 
 
+def test_pretraining_leaves_frozen_layers_alone(tmp_path):
+    views, _ = make_data()
+    pairs = [
+        [keras.Sequential([Dense(4), Dense(width)]) for width in widths]
+        for widths in (CODES[:2], WIDTHS[:2])
+    ]
+    for pair in pairs:
+        pair[0].layers[0].trainable = False  # a part
+        pair[1].trainable = False  # the whole
+    model = DCCAE(*pairs, predictors())
+    model.build([x.shape for x in views])
+    model.save(tmp_path / "model.keras")
+    for trained in (model, keras.saving.load_model(tmp_path / "model.keras")):
+        for _ in range(2):
+            parts = [layer for f in (*trained.encoders, *trained.decoders) for layer in f.layers]
+            before = [part.kernel.numpy() for part in parts]
+            trained.pretrain(views, verbose=0)
+            moved = [bool(np.any(p.kernel != k)) for p, k in zip(parts, before, strict=True)]
+            assert moved == [False, True, False, False] * 2
+            assert not any(f.trainable for f in (*trained.encoders, *trained.decoders))
+
+
+def test_encoders_that_another_model_has_fixed_are_trained():
+    views, _ = make_data()
+    shared = encoders()
+    DCCA(shared, predictors())
+    model = DCCA(shared, predictors())
+    model.build([x.shape for x in views])
+    before = model.encoders[0].get_weights()[0]
+    model.pretrain(views, verbose=0)
+    assert np.any(model.encoders[0].get_weights()[0] != before)
+
+
 def test_pretraining_needs_no_target_and_takes_a_dummy_one():
     views, _ = make_data()
     dummy = np.zeros((120, 1), "float32")

@@ -1,6 +1,7 @@
 """The multiview proximal map on a batch: two passes over the rows around the D x D solve."""
 
 import contextlib
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -145,7 +146,11 @@ def correlation_loss(
         slope = correlation.times_slope(spectrum.basis, correlation.slope(spectrum))
         slope = tf.matmul(slope, spectrum.basis, transpose_b=True)
         slope = spoiled(moments.finite, slope * (2.0 / tf.maximum(count - 1.0, 1.0)))
-        answer = masked(valid, affine(x, slope, -row_times(moments.mean, slope)))
+        # x/c times c dL/dS with c the size of each column, a power of two: dL/dS itself, 1/c^2, may
+        # be outside the range of x.
+        size = _sizes_of_columns(moments, x.dtype)
+        offset = -row_times(moments.mean, slope)
+        answer = masked(valid, affine(x / tf.cast(size, x.dtype), size[:, None] * slope, offset))
 
         def backward(y: tf.Tensor) -> tf.Tensor:
             return differentiable_once(lambda y, _: y * answer, "correlation loss")(y, x)
@@ -153,6 +158,16 @@ def correlation_loss(
         return tf.cast(value, x.dtype), backward
 
     return loss(x)
+
+
+def _sizes_of_columns(moments: Moments, dtype: tf.DType) -> tf.Tensor:
+    """The root mean square of each column as a power of two that `dtype` holds, float64 `[D]`."""
+    square = tf.linalg.diag_part(moments.gram) / tf.maximum(moments.count, 1.0) + moments.mean**2
+    exponent = tf.round(0.5 * tf.math.log(square) / math.log(2.0))
+    known = tf.math.is_finite(exponent)  # not for zeros, NaN and infinity
+    most = 126.0 if dtype == tf.float32 else 1000.0
+    exponent = tf.where(known, tf.clip_by_value(exponent, -most, most), tf.zeros_like(exponent))
+    return tf.pow(tf.cast(2.0, tf.float64), exponent)
 
 
 def multiview_prox(

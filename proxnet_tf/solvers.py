@@ -62,7 +62,8 @@ class Newton(MultiviewSolver):
     Args:
         tolerance: bound > 0 on the relative residual, of the map ||F|| / ||R|| in equation (4) and
             of the linear system of its gradient.
-        max_iterations: bound >= 1 on the evaluations of the problem.
+        max_iterations: bound >= 1 on the evaluations of the problem. Where two views stay unsolved
+            after 50 or more, a second attempt of as many begins at better column spaces.
         jit_compile: whether XLA compiles the iterations: True, False or "auto" (the default), True
             where TensorFlow was built with XLA. The results are equal up to the tolerance. With
             XLA the first call takes a few seconds longer and every later one is faster.

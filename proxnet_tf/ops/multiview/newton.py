@@ -28,6 +28,8 @@ from proxnet_tf.ops.multiview.problem import (
     point_at,
 )
 
+# A first attempt with a smaller bound than this is not followed by a second.
+PATIENCE = 50
 # With a GPU in sight, problems up to this width are solved on the host by device="auto".
 HOST_WIDTH = 256
 
@@ -40,7 +42,8 @@ class Settings:
         method: "newton" (trust region, conjugate gradients) or "lbfgs" (TensorFlow Probability's;
             where it does not reach the tolerance, Newton starts afresh from W = R).
         tolerance: on ||F(W)||_F / ||R||_F, and on the linear system of the gradient.
-        max_iterations: bound on the evaluations of (4) by Newton, on the iterations of L-BFGS.
+        max_iterations: bound on the evaluations of (4) by one attempt of Newton, on the iterations
+            of L-BFGS.
         jit: whether XLA compiles the inner loop; "auto" where TensorFlow is built with XLA.
         device: where the D x D problem is solved: a name such as "CPU:0", None where TensorFlow
             puts it, "auto" on the host if a GPU is visible and D is at most 256 (a GPU launches
@@ -163,7 +166,8 @@ def _newton(
 ) -> Solution:
     """Trust-region Newton from W = R: Steihaug's method in the preconditioner's norm.
 
-    Where it fails for two views, a second attempt starts at the column spaces of (16).
+    Where it fails for two views within 50 evaluations or more, a second attempt starts at the
+    column spaces of (16).
 
     Decompositions run outside XLA, whose kernels for them are slow; all else is compiled.
     """
@@ -208,7 +212,8 @@ def _newton(
     iterations, first, last = descended(problem.root)
     initial = first.objective
     if isinstance(correlation, CCA):
-        failed = (last.residual > tolerance) & subspace.applies(correlation, problem, first)
+        failed = (last.residual > tolerance) & (max_iterations >= PATIENCE)
+        failed &= subspace.applies(correlation, problem, first)
         iterations, last = tf.cond(failed, again, lambda: (iterations, last))
     return Solution(last, iterations, last.residual <= tolerance, initial)
 

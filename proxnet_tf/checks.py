@@ -154,6 +154,8 @@ class LamWeight(keras.Variable):
 def _check_lam(value: Any, dtype: tf.DType) -> None:
     """A `ValueError` unless the value, rounded to `dtype`, is in (0, inf)."""
     check_real("`lam`", value)
+    if np.asarray(value).dtype.kind in "bOSU":  # neither True nor "0.5" is a number
+        check_number("lam", value, above=0.0)
     with np.errstate(over="ignore", under="ignore"):
         check_number("lam", np.asarray(value).astype(dtype.as_numpy_dtype)[()], above=0.0)
 

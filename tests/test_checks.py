@@ -111,6 +111,14 @@ def test_lam_outside_its_range_is_refused(value):
     assert float(layer.lam) == 0.5
 
 
+@pytest.mark.parametrize("value", [True, "0.5"])
+def test_lam_that_is_no_number_is_refused(value):
+    layer = Prox("l1", lam=0.5)
+    with pytest.raises(ValueError, match=REFUSED):
+        layer.lam = value
+    assert float(layer.lam) == 0.5
+
+
 def test_constants_in_a_graph_are_refused():
     layer = Prox("l1", lam=0.5)
 

@@ -5,8 +5,8 @@
 
 Every finished run is a line of DIR/labels.jsonl; the same command continues after a stop.
 
-The protocol, written before the first run (the sizes after timing single runs and a look at errors
-of validation rows, of Vanilla and RRM only):
+The protocol, written before the first run (the sizes after timing single runs and a look at their
+errors on validation rows, most of Vanilla and RRM, some of six other methods):
 
 * Pairs of views: digits `fou`+`zer` (alike: shape) and `pix`+`mor` (unlike: 240 pixels, 6
   morphological features) with a hidden layer of 64 as encoder; glyphs (a photo and a sketch of one

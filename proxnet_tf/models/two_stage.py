@@ -52,7 +52,7 @@ class DCCA(MultiviewModel):
     not trainable when they were given; if no encoder was trainable, it trains all of them. Keras
     masks of the codes are respected in both stages. Batches of `pretrain` should hold several times
     as many rows as a code has columns. Sample weights are honoured by `fit` and refused by
-    `pretrain`.
+    `pretrain`. Under a `tf.distribute` strategy each replica has its own correlation in `pretrain`.
 
     Raises:
         ValueError: as `MultiviewClassifier`; `fit` before `pretrain`.

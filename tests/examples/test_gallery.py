@@ -41,7 +41,14 @@ def test_short_public_and_a_question(name):
                 assert node.module == "proxnet_tf.datasets"
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+# The others run on request.
+ALWAYS = {"few_labels", "missing_views", "own_prior", "export_and_serve"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in ALWAYS else pytest.mark.slow) for n in SCRIPTS],
+)
 @pytest.mark.filterwarnings("ignore:currentThread:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:getName:DeprecationWarning")
 def test_runs(name, tmp_path, monkeypatch, capsys):

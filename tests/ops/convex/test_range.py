@@ -35,7 +35,7 @@ def answers(case, x, lam, y, size):
 
 # Thresholds 1/lam as large as the entries, and far smaller or larger. At lam = 1e-38 the entropy
 # has a lam that float32 does not hold.
-@pytest.mark.parametrize("size", [3e38, 1e38, 1e20, 1e-20, 1e-35])
+@pytest.mark.parametrize("size", [3e38, 1e38, 1e20, 1e-20, 1e-30])
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_near_the_ends_of_float32(name, size):
     case = Case(name, 4)

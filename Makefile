@@ -5,8 +5,9 @@ BIN = $(VENV)/bin
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 export PIP_ROOT_USER_ACTION ?= ignore
+export NO_MKDOCS_2_WARNING ?= 1
 
-.PHONY: demo benchmark test test-slow test-oldest wheel lint types format clean
+.PHONY: demo benchmark test test-slow test-oldest wheel docs docs-serve lint types format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/paper/quietly.py examples/paper/multiview_digits.py \
@@ -32,6 +33,13 @@ wheel:
 	build/wheel/venv/bin/python -m pip install -qq build/wheel/*.whl
 	cd build/wheel && venv/bin/python -I ../../.ci/use_wheel.py
 
+# The site, from the sources and from committed tables and figures: nothing is trained.
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(VENV)/.installed-docs
+	$(BIN)/mkdocs serve
+
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -49,5 +57,9 @@ $(VENV)/.installed: pyproject.toml setup.cfg $(wildcard constraints-oldest.txt)
 	$(BIN)/python -m pip install -qq --editable '.[dev]' $(CONSTRAINTS)
 	touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(BIN)/python -m pip install -qq --editable '.[docs]' $(CONSTRAINTS)
+	touch $@
+
 clean:
-	rm -rf .venv .venv-oldest build dist *.egg-info outputs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-oldest site build dist *.egg-info outputs .pytest_cache .mypy_cache .ruff_cache

@@ -70,7 +70,7 @@ class _Divergence(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
 class AdversarialModel(keras.Model):
-    """Adds to a model's loss that under the worst small perturbation of a layer's input.
+    """Trains a model on a layer's input as it is, and moved by the worst small perturbation.
 
     With z the input of the chosen layer, p(z) the prediction and r of norm `epsilon`,
 
@@ -81,9 +81,9 @@ class AdversarialModel(keras.Model):
                                fastest, by power iteration.
 
     r is one vector an example (over time and features), zero at masked steps, and a constant for
-    the gradient; in the second method p(z) is one too. The divergence is a mean as the loss is:
-    sample weights weight it, and the mask of the output leaves steps out. Prediction and
-    evaluation are the model's.
+    the gradient; so is p(z) in the second method. The divergence is averaged as the loss is: sample
+    weights weight it, and the mask of the output leaves steps out. Prediction and evaluation are
+    those of the model.
 
     Args:
         model: A functional or sequential `keras.Model` with one output.

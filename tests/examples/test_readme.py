@@ -1,4 +1,7 @@
-"""What README.md and RESULTS.md show runs: Python is run, commands name files and options."""
+"""What README.md, RESULTS.md and the site show runs: Python is run, commands name real files.
+
+The blocks of a page of the site run one after the other, as a reader would run them.
+"""
 
 import argparse
 import importlib.util
@@ -7,43 +10,34 @@ import shlex
 import sys
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 
-import proxnet_tf
 from tests.helpers.markdown import commands, fenced_blocks
 
 ROOT = Path(__file__).parents[2]
-TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "RESULTS.md")}
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for path in (ROOT / "docs").rglob("*.md")
+    if path.parent.name != "tables"
+)
+TEXTS = {
+    name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "RESULTS.md", *PAGES)
+}
 BLOCKS = [block for text in TEXTS.values() for block in fenced_blocks(text)]
-PYTHON = [content for language, content in BLOCKS if language == "python"]
+
+
+def python_of(name):
+    return [content for language, content in fenced_blocks(TEXTS[name]) if language == "python"]
+
+
+PAGES_WITH_PYTHON = [name for name in PAGES if python_of(name)]
 COMMANDS = sorted({command for text in TEXTS.values() for command in commands(text)})
-
-
-def names():
-    """What a reader has at hand where a block does not define it, besides the package's names."""
-    rng = np.random.default_rng(0)
-    f, g, h = (rng.normal(size=(64, d)).astype("float32") for d in (10, 12, 8))
-    sequence = rng.normal(size=(4, 6, 3)).astype("float32")
-    lstm = keras.layers.LSTM(5)
-    lstm(sequence)
-    return vars(proxnet_tf) | {
-        "f": f,
-        "g": g,
-        "h": h,
-        "x": f,
-        "has_f": np.arange(64) % 5 > 0,
-        "has_g": np.arange(64) % 7 > 0,
-        "side_by_side": np.concatenate([f, g], 1),
-        "sequence": sequence,
-        "trained_lstm": lstm,
-    }
 
 
 def test_every_block_says_what_it_is():
     assert {language for language, _ in BLOCKS} <= {"python", "sh", "text"}
-    assert len(PYTHON) >= 2 and len(COMMANDS) > 10
+    assert len(PAGES_WITH_PYTHON) >= 9 and len(COMMANDS) > 10
 
 
 def test_blocks_are_found_whatever_their_language():
@@ -52,14 +46,27 @@ def test_blocks_are_found_whatever_their_language():
     assert commands(text) == ["make f", "python h    i", "python c.py --d"]
 
 
-@pytest.mark.parametrize("code", PYTHON, ids=lambda code: code.strip().splitlines()[0])
-def test_python_runs(code):
-    found = names()
-    exec(re.sub(r"epochs=\d+", "epochs=1, verbose=0", code), found)
-    if "model.fit(" in code:
-        history = found["model"].history.history
-        assert np.isfinite(history["loss"]).all() and history["lam"] == [0.5]
-        assert history["correlation"][0] > history["correlation_before"][0]
+def test_code_outside_of_the_site_is_on_its_start_page():
+    for name in ("README.md", "RESULTS.md"):
+        assert set(python_of(name)) <= set(python_of("docs/index.md"))
+    assert python_of("README.md")
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_PYTHON)
+@pytest.mark.filterwarnings("ignore:currentThread:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:getName:DeprecationWarning")
+def test_page_runs(page):
+    """All blocks of a page of the site, in their order, on one set of variables."""
+    found = {}
+    for code in python_of(page):
+        exec(compile(re.sub(r"epochs=\d+", "epochs=1", code), page, "exec"), found)
+        record = found["history"].history if "history = " in code else {}
+        assert all(np.isfinite(values).all() for values in record.values())
+        if "correlation_before" in record:
+            assert record["correlation"][0] > record["correlation_before"][0]
+            assert record["lam"] == [0.5]
+        if "accuracy = " in code:
+            assert 0 < found["accuracy"] < 1
 
 
 class Parsed(Exception):

@@ -4,7 +4,7 @@
 
 The preconditioner is the inverse of M without the negative part of t Gam'. L does not change when
 a view is multiplied by a matrix, P_j -> P_j A_j (but for the ridge): along c^(1/2) W_j L_j^-T,
-orthonormal up to the ridge, dGam takes back what t Gam' has, and the inverse of T^-1 T^-T acts.
+orthonormal up to the ridge, the term in dGam' cancels t Gam', and the inverse of T^-1 T^-T acts.
 That is the smaller matrix: what its inverse adds is positive semidefinite.
 """
 

@@ -14,7 +14,7 @@ for N in a step of Newton's method, which corrects itself.
 
 The preconditioner is the inverse of M, with two changes. L does not change when a view is
 multiplied by a matrix, P_j -> P_j A_j (but for the ridge), which is what the first k rows of v do:
-there dGam takes back what t Gam' has, and the inverse is that of U^-1 U^-T. In the other rows the
+there the term in dGam' cancels t Gam', and the inverse is that of U^-1 U^-T. In the other rows the
 negative part of t Gam' is dropped.
 """
 
@@ -195,8 +195,8 @@ def retract(correlation: CCA, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
     """v with a second-order term that follows the curved valley of small ||F||.
 
     As the correlations approach one the W v_j, v_j = (a_j, -b_j), vanish, and what the step adds to
-    them along the W u_i, u_i = (a_i, b_i), must follow the step of the W u_i. Far from one, where
-    this says nothing, sigma_j^4 fades it out.
+    them along the W u_i, u_i = (a_i, b_i), must follow the step of the W u_i. This holds near one
+    only. The factor sigma_j^4 makes the term small where a correlation is far from one.
     """
     m = correlation.pairs
     shift = v[m:, :m] * tf.math.divide_no_nan(hessian.selected[:m], hessian.radii[:m])

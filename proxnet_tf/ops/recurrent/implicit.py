@@ -29,8 +29,8 @@ class Explained(NamedTuple):
 def isolated(function: Callable[..., Any]) -> Callable[..., Any]:
     """In a graph, `function` as a graph of its own.
 
-    In the body of a loop TensorFlow can differentiate a custom gradient twice, or after a
-    SavedModel is reloaded, only so.
+    A loop body may hold a custom gradient. To differentiate that gradient twice, or after a
+    SavedModel is reloaded, TensorFlow needs it in a graph of its own.
     """
     return function if tf.executing_eagerly() else tf.function(function, autograph=False)
 

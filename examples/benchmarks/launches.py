@@ -9,6 +9,8 @@ which is the same). A body of a loop counts once, and a part that XLA compiles a
 that it is made of: fusion makes fewer kernels of them, iterations make more.
 """
 
+import argparse
+
 import tensorflow as tf
 
 from proxnet_tf import ProxCCA
@@ -64,6 +66,8 @@ def counts():
 
 
 def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.parse_args(arguments)
     for case, gpu, host in counts():
         print(f"{case}: {gpu} launched, {host} on the host")
 

@@ -80,6 +80,7 @@ def test_what_is_timed_is_waited_for(timing):
     assert done == tensors
 
 
+@pytest.mark.slow
 def test_one_table_of_all_scripts(timing, tmp_path, monkeypatch, capfd):
     sources = {"good": GOOD, "plain": PLAIN, "bad": BAD, "endless": ENDLESS}
     for name, source in sources.items():

@@ -42,7 +42,7 @@ def test_short_public_and_a_question(name):
 
 
 # The others run on request.
-ALWAYS = {"few_labels", "missing_views", "own_prior", "export_and_serve"}
+ALWAYS = {"few_labels", "export_and_serve", "own_prior"}
 
 
 @pytest.mark.parametrize(

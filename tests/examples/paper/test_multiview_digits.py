@@ -75,6 +75,7 @@ def test_corruption_mixes_rows_of_other_digits():
     assert (np.abs(others - view) > 0.9).all()
 
 
+@pytest.mark.slow
 def test_noisy_view_runs(tmp_path, capsys):
     arguments = "--methods vanilla --epochs 4 --seeds 0 --noisy 1".split()
     results = noisy_view.main([*arguments, "--output", str(tmp_path)])

@@ -141,6 +141,7 @@ def test_the_scripts_take_the_arguments(name, size, tmp_path, monkeypatch):
             main([*shlex.split(getattr(experiment, size)), *arguments])
 
 
+@pytest.mark.slow
 def test_a_real_experiment(tmp_path):
     arguments = ["--data", str(tmp_path), "--output", str(tmp_path / "out"), "--run", "dropout"]
     assert reproduce.main(arguments) == 0

@@ -128,6 +128,7 @@ def stop_at(monkeypatch):
     return start
 
 
+@pytest.mark.slow
 def test_prox_goes_on_where_it_was_stopped(stop_at, tmp_path, capsys):
     arguments = [*TINY, "--methods", "prox", "--output", str(tmp_path)]
     stop_at("fit", 1)

@@ -199,6 +199,7 @@ def test_compiling_the_solver_changes_nothing_but_rounding(kind, lam):
         np.testing.assert_allclose(with_xla, without, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_step_in_a_function_that_xla_compiles_whole():
     # Keras leaves XLA out of a model with the layer; a user's own step may compile it.
     kind, layer = CCA, CCA.layer(lam=2.0, split=CCA.sizes)

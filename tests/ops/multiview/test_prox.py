@@ -76,7 +76,10 @@ def random_directions(shape, count=4, seed=3):
 # --- the worked example of the specification -------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"jit": True}, {"jit": False}, {"method": "lbfgs"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"jit": True}, {"jit": False}, pytest.param({"method": "lbfgs"}, marks=pytest.mark.slow)],
+)
 def test_worked_example_one_component(options):
     x = np.concatenate([WORKED_X, WORKED_Y], 1)
     found = prox(x, problem((2, 3), 1), 5.0, **options)
@@ -431,6 +434,7 @@ def test_negative_curvature_counts_as_unsolved():
     assert not found.report.converged and not converged
 
 
+@pytest.mark.slow
 def test_finite_difference_reports_the_worst_of_its_solves():
     x = shared_views(40, (4, 4))
     correlation = problem((4, 4), 4)

@@ -90,6 +90,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", sorted(LAYERS))
+@pytest.mark.slow
 def test_keras_contract(name, tmp_path):
     arguments, shape = LAYERS[name]
     layer = Prox(**arguments, max_iterations=50, monitor="left")

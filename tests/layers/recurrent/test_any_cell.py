@@ -186,7 +186,7 @@ def test_graph_equals_eager(jit_compile):
             loss = tf.reduce_sum(tf.sin(y))
         return y, *tape.gradient(loss, [x, *[v.value for v in rnn.trainable_variables]])
 
-    assert_close(run(x), eager, atol=1e-5)
+    assert_close(run(x), eager, atol=5e-5)  # the solver leaves 1e-5 of the state
 
 
 def test_output_from_prox_of_a_gru():

@@ -585,6 +585,7 @@ def test_lam_is_read_at_every_call_and_saved(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["layer", "cell", "any cell"])
+@pytest.mark.slow
 def test_saved_model_in_a_fresh_process(tmp_path, kind):
     """Values and first gradients, with neither proxnet_tf nor Keras imported."""
     if kind == "layer":

@@ -18,7 +18,7 @@ from proxnet_tf.checks import (
     lam_of,
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
-from proxnet_tf.layers.recurrent.lstm_cell import check_solver
+from proxnet_tf.layers.recurrent.lstm_cell import check_solver, step_given
 from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.recurrent.black_box import prox_black_box
 
@@ -226,16 +226,7 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
             cell.compute_dtype,
             self.solves.backward(training),
         )
-        self.solves.forward(
-            report,
-            None,
-            lambda: {
-                "the input": inputs,
-                "the state": states,
-                "lam": sqrt_rho,
-                "a weight": weights,
-            },
-        )
+        self.solves.forward(report, None, lambda: step_given(inputs, states, sqrt_rho, weights))
         c = tf.cast(c, s.dtype)
         new_states[self.state_index] = c
         new_states = tf.nest.pack_sequence_as(new_structure, new_states)

@@ -96,6 +96,11 @@ def _acts_elementwise(function: Callable[..., Any]) -> bool:
     return bool((slopes[0][1] == 0) & (slopes[1][0] == 0))
 
 
+def step_given(inputs: Any, states: Any, lam: Any, weights: Any) -> dict[str, Any]:
+    """What the steps of a recurrent layer were made of, by the names that a warning uses."""
+    return {"the input": inputs, "the state": states, "lam": lam, "a weight": weights}
+
+
 def with_lam(layer: keras.layers.Layer, weights: Sequence[Any]) -> list[Any]:
     """`weights`, completed by the layer's `lam` if they come from a layer without it."""
     weights = list(weights)
@@ -227,12 +232,9 @@ class ProxLSTMCell(HasLam, keras.layers.LSTMCell):
         self.solves.forward(
             report,
             None,
-            lambda: {
-                "the input": inputs,
-                "the state": states,
-                "lam": sqrt_rho,
-                "a weight": [w.value for w in self.trainable_variables],
-            },
+            lambda: step_given(
+                inputs, states, sqrt_rho, [w.value for w in self.trainable_variables]
+            ),
         )
         h, c = tf.cast(h, self.compute_dtype), tf.cast(c, self.compute_dtype)
         return h, [h, c]

@@ -96,9 +96,8 @@ def descend(correlation: Correlation, root: tf.Tensor, t: tf.Tensor, v: tf.Tenso
             _sym(tf.matmul(a, g, transpose_a=True)) for a, g in zip(parts, gradient, strict=True)
         ]
         slope = -tangent(parts, gradient)
-        size = _sizes(metric)
-        value = -0.5 * (tf.reduce_sum(v * tf.concat(gradient, 1)))
-        residual = tf.norm(slope / size) / correlation.width**0.5
+        value = -0.5 * tf.reduce_sum(v * tf.concat(gradient, 1))
+        residual = tf.norm(slope / _sizes(metric)) / correlation.width**0.5
         return _State(v, value, slope, metric, residual, radius, iteration)
 
     def step(old: _State) -> tuple[_State]:
@@ -130,7 +129,7 @@ def descend(correlation: Correlation, root: tf.Tensor, t: tf.Tensor, v: tf.Tenso
         chosen = tf.nest.map_structure(lambda a, b: tf.where(ratio > 1e-4, a, b), new, old)
         return (chosen._replace(radius=radius, iteration=new.iteration),)
 
-    # In the preconditioner's norm a turn of every column by half a radian is about this long.
+    # In the preconditioner's norm a turn of every column by two radians is about this long.
     first = state(v, tf.zeros([], v.dtype), tf.zeros([], tf.int32))
     radius = 2.0 * tf.sqrt(tf.add_n([tf.linalg.trace(m) for m in first.metric]))
     (last,) = tf.while_loop(
@@ -155,7 +154,6 @@ def _sym(x: tf.Tensor) -> tf.Tensor:
 def _polar(y: tf.Tensor) -> tf.Tensor:
     """The orthonormal factor of y, whose singular values are at least one: Newton-Schulz."""
     eye = tf.eye(y.shape[1], dtype=y.dtype)
-    enough = 1e-12 if y.dtype == tf.float64 else 1e-5
 
     def rest(y: tf.Tensor) -> tf.Tensor:
         return eye - tf.matmul(y, y, transpose_a=True)
@@ -169,7 +167,7 @@ def _polar(y: tf.Tensor) -> tf.Tensor:
         return y, rest(y)
 
     y, _ = tf.while_loop(
-        lambda y, r: tf.norm(r) > enough,
+        lambda y, r: tf.norm(r) > 1e-12,
         step,
         (start, rest(start)),
         maximum_iterations=_POLAR_ITERATIONS,

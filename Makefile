@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 export PIP_ROOT_USER_ACTION ?= ignore
 export NO_MKDOCS_2_WARNING ?= 1
 
-.PHONY: demo benchmark test test-slow test-oldest wheel docs docs-serve lint types format clean
+.PHONY: demo benchmark test test-slow test-oldest wheel docs docs-serve notebooks lint types format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/paper/quietly.py examples/paper/multiview_digits.py \
@@ -36,6 +36,10 @@ wheel:
 # The site, from the sources and from committed tables and figures: nothing is trained.
 docs: $(VENV)/.installed-docs
 	$(BIN)/mkdocs build --strict --quiet
+
+# Runs the notebooks of the built site.
+notebooks: docs
+	$(BIN)/python docs/notebooks.py
 
 docs-serve: $(VENV)/.installed-docs
 	$(BIN)/mkdocs serve

@@ -31,6 +31,7 @@ _UNREADABLE = (
     AttributeError,
     ImportError,
     LookupError,
+    MemoryError,
     TypeError,
     pickle.UnpicklingError,
 )

@@ -82,15 +82,19 @@ def load_articulatory_speech(path: str | Path) -> Utterances:
     if missing:
         raise bad_data(path, f"it has no {', '.join(missing)}.", SOURCE)
     arrays = {name: np.asarray(found[name]) for name in _LAYOUT}
-    frames = len(arrays["MFCCS"])
+    frames = 0
     for name, shape in _LAYOUT.items():
-        wanted = tuple(frames if size is None and i == 0 else size for i, size in enumerate(shape))
         array = arrays[name]
+        if array.dtype.kind == "O":
+            raise bad_data(path, f"{name} must be a full matrix of numbers.", SOURCE)
+        wanted = (frames or shape[0], shape[1]) if shape[0] is None else shape
         fits = array.ndim == 2 and all(
             w is None or w == s for w, s in zip(wanted, array.shape, strict=True)
         )
         if not fits or not array.size:
-            raise bad_data(path, f"{name} must be {wanted}, not {array.shape}.", SOURCE)
+            sizes = str(wanted).replace("None", "any number > 0")
+            raise bad_data(path, f"{name} must be {sizes}, not {array.shape}.", SOURCE)
+        frames = frames or len(array)
         if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
             raise bad_data(path, f"{name} has values that are not finite numbers.", SOURCE)
     labels, lengths = arrays["LABELS"][:, 0], arrays["LENGTHS"][0]

@@ -29,7 +29,8 @@ class LinearCCA:
     correlation matrix of the view (for r > 0 its ridged covariance, scaled to ones on the
     diagonal) has an eigenvalue below 1e-10 of its largest.
 
-    It works in scikit-learn's pipelines and searches; scikit-learn is not needed.
+    It works in scikit-learn's searches and as the last step of its pipelines; scikit-learn is not
+    needed.
 
     Args:
         num_components: k, 1 <= k <= min(d1, d2).

@@ -1,5 +1,6 @@
 """DCCA and DCCAE: codes that correlate first, then a classifier on the fixed codes."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ from proxnet_tf.models.base import (
     mask_of,
     over_last_axes,
     with_mask,
+)
+
+UNWEIGHTED = (
+    "The correlation belongs to the batch and cannot weight its rows; leave {} out of `pretrain`."
 )
 
 
@@ -55,7 +60,7 @@ class DCCA(MultiviewModel):
     `pretrain`. Under a `tf.distribute` strategy each replica has its own correlation in `pretrain`.
 
     Raises:
-        ValueError: as `MultiviewClassifier`; `fit` before `pretrain`.
+        ValueError: as `MultiviewClassifier`; `fit` or `train_on_batch` before `pretrain`.
 
     Example:
 
@@ -122,16 +127,16 @@ class DCCA(MultiviewModel):
             y: ignored; there for interfaces that always pass a target.
             optimizer: a Keras optimizer or its name.
             **fit_arguments: `epochs`, `batch_size`, `validation_data=(views,)`, `callbacks`,
-                `verbose` and so on, as in `fit`; no `sample_weight` or `class_weight`.
+                `verbose` and so on, as in `fit`. Sample weights and class weights are refused,
+                also in batches of three parts. Callbacks get this stage as their model: what it
+                saves as a whole, as `ModelCheckpoint("best.keras")` does, is the `DCCA`; a file of
+                its weights, as `BackupAndRestore` writes, continues `pretrain` alone.
 
         The History has `correlation_loss` (L) and, for `DCCAE`, `reconstruction_loss`.
         """
         refused = {"sample_weight", "class_weight"} & fit_arguments.keys()
         if refused:
-            raise ValueError(
-                "The correlation belongs to the batch and cannot weight its rows; leave "
-                f"{' and '.join(sorted(refused))} out of `pretrain`."
-            )
+            raise ValueError(UNWEIGHTED.format(" and ".join(sorted(refused))))
         stage = self._pretraining()
         release(self.encoders, self._frozen_in_encoders)
         try:
@@ -145,13 +150,13 @@ class DCCA(MultiviewModel):
     def _pretraining(self) -> keras.Model:
         return _Pretraining(self, None, 0.0)
 
-    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """Trains the predictors on the codes, as `keras.Model.fit`; after `pretrain`."""
+    def make_train_function(self, force: bool = False) -> Any:
+        """As in `keras.Model`; `fit` and `train_on_batch` call it first."""
         if not bool(tf.convert_to_tensor(self.pretrained) > 0):
             raise ValueError(
                 f"{type(self).__name__} trains in two stages: call `pretrain(views)` before `fit`."
             )
-        return super().fit(*args, **kwargs)
+        return super().make_train_function(force)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -263,7 +268,12 @@ class _Pretraining(keras.Model):
         self.encoders = model.encoders
         self.decoders = decoders
         # Not the model itself: its predictors do not take part.
-        self.build_model, self.encode_views = model.build, model._encode
+        self.build_model, self.encode_views, self.save_model = (
+            model.build,
+            model._encode,
+            model.save,
+        )
+        self.mark_pretrained = functools.partial(model.pretrained.assign, 1.0)
         self.loss_of = family_of(len(model.encoders), model.num_components).loss
         self.options = model.num_components, model.epsilon
         self.reconstruction_weight = reconstruction_weight
@@ -271,6 +281,23 @@ class _Pretraining(keras.Model):
         self.correlation_tracker = keras.metrics.Mean(name="correlation_loss")
         if decoders:
             self.reconstruction_tracker = keras.metrics.Mean(name="reconstruction_loss")
+        self.built = model.built
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        self.mark_pretrained()
+        self.save_model(*args, **kwargs)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        if sample_weight is not None:
+            raise ValueError(UNWEIGHTED.format("the third part of a batch"))
+        return super().compute_loss(x, y, y_pred, None, training)
 
     def build(self, input_shape: Any) -> None:
         self.build_model(input_shape)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import scipy.io
+import scipy.sparse
 
 from proxnet_tf.datasets import cut_utterances, load_articulatory_speech, split_utterances
 
@@ -35,6 +36,9 @@ def test_the_published_layout(tmp_path):
         ("ARTICS", None, "has no ARTICS"),
         ("ARTICS", np.ones((14, 15)), r"ARTICS must be \(14, 16\), not \(14, 15\)"),
         ("ARTICS", np.ones((13, 16)), r"ARTICS must be \(14, 16\), not \(13, 16\)"),
+        ("MFCCS", np.ones((0, 39)), r"MFCCS must be \(any number > 0, 39\), not \(0, "),
+        ("MFCCS", np.ones((39, 14)), r"MFCCS must be \(any number > 0, 39\), not \(39, 14\)"),
+        ("MFCCS", scipy.sparse.eye(14, 39, format="csc"), "MFCCS must be a full matrix"),
         ("MFCCS", np.full((14, 39), np.nan), "MFCCS has values that are not finite"),
         ("ARTICS", np.full((14, 16), 1e39), "ARTICS has a value that is not finite"),
         ("LENGTHS", np.array([[4.0, 7.0, 1e300]]), "add up to 14 frames"),

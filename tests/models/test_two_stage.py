@@ -204,3 +204,61 @@ def test_pretraining_refuses_weights(name):
     views, _ = make_data()
     with pytest.raises(ValueError, match=f"leave {name} out of `pretrain`"):
         DCCA(encoders(), predictors()).pretrain(views, **{name: np.ones(120)})
+
+
+def make(kind):
+    keras.utils.set_random_seed(0)
+    views, labels = make_data(24)
+    model = MODELS[kind]()
+    model.compile("sgd", entropy())
+    return model, views, labels
+
+
+@pytest.mark.parametrize("kind", ["dcca", "dccae"])
+def test_training_before_pretraining_is_refused(kind):
+    model, views, labels = make(kind)
+    for train in (model.fit, model.train_on_batch):
+        with pytest.raises(ValueError, match=r"call `pretrain\(views\)` before `fit`"):
+            train(views, labels)
+    assert float(model.evaluate(views, labels, verbose=0)) > 0
+
+
+def test_weights_in_a_batch_of_pretraining_are_refused():
+    model, views, labels = make("dcca")
+    weights = np.ones(len(labels), "float32")
+    batches = tf.data.Dataset.from_tensor_slices((tuple(views), labels, weights)).batch(12)
+    with pytest.raises(ValueError, match="leave the third part of a batch out of `pretrain`"):
+        model.pretrain(batches, shuffle=False, verbose=0)
+    with pytest.raises(ValueError, match="leave the third part of a batch out of `pretrain`"):
+        model.pretrain(views, validation_data=(views, labels, weights), verbose=0)
+
+
+@pytest.mark.parametrize("kind", ["dcca", "dccae"])
+def test_callbacks_of_pretraining_save_the_model_and_continue(kind, tmp_path):
+    model, views, labels = make(kind)
+    model(views)
+    saved = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="loss")
+    settings = {"batch_size": 12, "shuffle": False, "verbose": 0}
+    model.pretrain(views, epochs=2, callbacks=[saved], **settings)
+    loaded = keras.saving.load_model(tmp_path / "best.keras")
+    np.testing.assert_allclose(loaded(views), model(views), rtol=1e-6)
+    loaded.compile("sgd", entropy())
+    loaded.fit(views, labels, verbose=0)  # it counts as pretrained
+
+    def run(epochs, callbacks=()):
+        one, _, _ = make(kind)
+        one(views)
+        one.pretrain(views, epochs=epochs, callbacks=list(callbacks), **settings)
+        return one(views)
+
+    whole = run(3)
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            if epoch == 1:
+                raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run(3, [keras.callbacks.BackupAndRestore(tmp_path / "backup"), Stop()])
+    continued = run(3, [keras.callbacks.BackupAndRestore(tmp_path / "backup")])
+    np.testing.assert_allclose(continued, whole, rtol=1e-5)

@@ -140,7 +140,7 @@ class ProxLSTM(HasLam, keras.layers.RNN):
 
     @classmethod
     def from_lstm(cls, layer: keras.layers.LSTM, **arguments: Any) -> "ProxLSTM":
-        """A `ProxLSTM` with the configuration and the weights of a `keras.layers.LSTM`.
+        """A `ProxLSTM` with the weights and the configuration (but the name) of a Keras LSTM.
 
         Args:
             layer: A `keras.layers.LSTM`, built or not.
@@ -210,6 +210,13 @@ class ProxLSTM(HasLam, keras.layers.RNN):
                 f"it was built with, {expected}. Received: sequences.shape={sequences.shape}. "
                 "Drop or pad the last batch, or use `stateful=False`."
             )
+        if initial_state is not None:
+            states = tf.nest.flatten(initial_state)
+            if len(states) != 2 or any(s.shape[-1] != self.cell.units for s in states):
+                raise ValueError(
+                    f"`initial_state` must be [h, c], each of shape (batch, {self.cell.units}). "
+                    f"Received: tensors of the shapes {[tuple(s.shape) for s in states]}"
+                )
         return super().call(sequences, initial_state=initial_state, mask=mask, training=training)
 
     def __call__(self, sequences: Any, *args: Any, **kwargs: Any) -> Any:
@@ -240,7 +247,10 @@ class ProxLSTM(HasLam, keras.layers.RNN):
         jit_compile = self.jit_compile
         if jit_compile == "auto":
             jit_compile = not tf.executing_eagerly() and sequences.shape[1] is not None
-        hidden, carry = (tf.cast(state, kernel.dtype) for state in initial_state)
+        shape = [tf.shape(sequences)[0], cell.units]  # a state may be one row for all examples
+        hidden, carry = (
+            tf.broadcast_to(tf.cast(state, kernel.dtype), shape) for state in initial_state
+        )
         solves, valid = cell.solves, mask
         observer = solves.backward(training)
         hidden, carry, report = prox_lstm(

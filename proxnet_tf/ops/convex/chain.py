@@ -34,8 +34,13 @@ def fold(v: tf.Tensor, fill: float | bool = 0.0) -> tf.Tensor:
         blocks = tf.maximum((n + block - 1) // block, 1)
     else:
         blocks = max((n + block - 1) // block, 1)
-    padded = tf.pad(v, [[0, 0], [0, blocks * block - n]], constant_values=tf.cast(fill, v.dtype))
+    padded = tf.concat([v, _full([rows, blocks * block - n], fill, v.dtype)], axis=1)
     return tf.transpose(tf.reshape(padded, [rows, blocks, block]), [2, 1, 0])
+
+
+def _full(shape: list[int | tf.Tensor], fill: float | bool, dtype: tf.DType) -> tf.Tensor:
+    """For padding: `tf.vectorized_map` drops the constant of `tf.pad`."""
+    return tf.fill(shape, tf.cast(fill, dtype))
 
 
 def unfold(v: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
@@ -52,14 +57,14 @@ def earlier(v: tf.Tensor, fill: float | bool) -> tf.Tensor:
 
 def later(v: tf.Tensor, fill: float | bool) -> tf.Tensor:
     """The right neighbour of every entry, `fill` for the last of a row."""
-    last = tf.pad(v[0, 1:], [[0, 1], [0, 0]], constant_values=tf.cast(fill, v.dtype))
+    last = tf.concat([v[0, 1:], _full([1, tf.shape(v)[2]], fill, v.dtype)], axis=0)
     return tf.concat([v[1:], last[tf.newaxis]], axis=0)
 
 
 def _moved(v: tf.Tensor, shift: int | tf.Tensor, fill: float | bool) -> tf.Tensor:
     """v[i - shift] along the first axis, `fill` where that is before the start."""
     kept = v[: tf.shape(v)[0] - shift] if v.shape[0] is None else v[: v.shape[0] - shift]
-    return tf.pad(kept, [[shift, 0], [0, 0]], constant_values=tf.cast(fill, v.dtype))
+    return tf.concat([_full([shift, tf.shape(v)[1]], fill, v.dtype), kept], axis=0)
 
 
 def _joined(

@@ -19,7 +19,7 @@ import tensorflow as tf
 from proxnet_tf.ops.convex.chain import as_rows
 from proxnet_tf.ops.convex.smooth import ProxSolution, default_tolerance
 from proxnet_tf.ops.linear.number import scalar
-from proxnet_tf.ops.linear.once import differentiable_once
+from proxnet_tf.ops.linear.once import check_tapes, differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
 
 
@@ -151,6 +151,7 @@ def dropout_solution(
         def gradient(
             cotangent: tf.Tensor, rows: tf.Tensor, lam: tf.Tensor
         ) -> tuple[tf.Tensor, tf.Tensor]:
+            check_tapes()
             with tf.GradientTape() as tape, tf.GradientTape() as inner:
                 tape.watch((safe, lam))
                 inner.watch(s)

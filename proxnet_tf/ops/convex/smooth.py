@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from proxnet_tf.ops.linear.cg import conjugate_gradient
 from proxnet_tf.ops.linear.number import scalar
-from proxnet_tf.ops.linear.once import differentiable_once
+from proxnet_tf.ops.linear.once import check_tapes, differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
 
 RowFunction = Callable[[tf.Tensor], tf.Tensor]  # (batch, n) -> (batch,)
@@ -337,6 +337,8 @@ def _differentiable_point(
         fixed_lam = tf.stop_gradient(lam)
 
         def backward(y: tf.Tensor, fixed_v: tf.Tensor) -> tf.Tensor:
+            check_tapes()
+
             def j(u: tf.Tensor) -> tf.Tensor:
                 with tf.GradientTape() as tape:
                     tape.watch(fixed_v)

@@ -27,7 +27,7 @@ def check_real(name: str, value: Any) -> Any:
                 f"{name} must be real: an imaginary part would be lost. Received: {dtype}; pass "
                 "the real and the imaginary parts side by side."
             )
-        if hasattr(part, "dtype") and dtype.startswith(("str", "bytes", "object")):
+        if hasattr(part, "dtype") and dtype.startswith(("str", "bytes", "object", "date", "time")):
             raise ValueError(f"{name} must be numbers. Received: {dtype}; convert it first.")
     return value
 

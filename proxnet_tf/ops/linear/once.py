@@ -1,4 +1,4 @@
-"""Gradients that may be taken once: a second derivative raises instead of being wrong."""
+"""Derivatives that are not provided raise instead of being wrong."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,3 +27,20 @@ def differentiable_once(
         return function(*map(tf.stop_gradient, arguments)), refuse
 
     return wrapped
+
+
+def check_tapes() -> None:
+    """Raises a `NotImplementedError` in forward mode, where no gradient tape records.
+
+    For gradient functions that need one: without it their derivatives would come out as zero.
+    """
+    probe = tf.ones([])
+    with tf.GradientTape() as tape:
+        tape.watch(probe)
+        moved = probe + probe
+    if tape.gradient(moved, probe) is None:
+        raise NotImplementedError(
+            "This proximal map has no derivative in forward mode (`tf.autodiff."
+            "ForwardAccumulator`). Take the product with its Jacobian by two gradient tapes, or "
+            "the Jacobian by `tape.jacobian`."
+        )

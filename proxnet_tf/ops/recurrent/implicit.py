@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.once import check_tapes
 from proxnet_tf.ops.linear.report import Observer, Report, observed
 from proxnet_tf.ops.recurrent.solve import Solved
 
@@ -125,6 +126,7 @@ def with_gradient(
             found = run(backward, [*tensors, *residuals], constants, options, jit_compile)
 
             def gradient(*upstream: tf.Tensor) -> Any:
+                check_tapes()
                 with tf.GradientTape() as tape:
                     tape.watch(tensors)
                     inputs, outer = tensors[:number], tensors[number:]
@@ -220,6 +222,7 @@ def implicit_state(
             cotangents, report = off_the_tape(((*slopes, solved.c), solved.report))
 
             def gradient(*upstream: tf.Tensor) -> Any:
+                check_tapes()
                 watched = [*inputs, s, dc]
                 with tf.GradientTape() as tape:
                     tape.watch(watched)

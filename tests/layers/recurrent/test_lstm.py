@@ -671,3 +671,18 @@ def test_bad_units_and_inputs():
         ProxLSTM(3)(ragged)
     with pytest.raises(ValueError, match="ndim=3"):
         ProxLSTM(3)(np.zeros((2, 3), "float32"))
+
+
+def test_initial_state_as_in_keras():
+    x = tf.random.stateless_normal((3, 4, 2), seed=(0, 1))
+    state = [tf.random.stateless_normal((1, 3), seed=(0, seed)) for seed in (2, 3)]
+    plain = keras.layers.LSTM(3)
+    layer = ProxLSTM(3, delta=0.0)
+    for one in (plain, layer):
+        one.build(x.shape)
+    layer.set_weights(plain.get_weights())
+    expected = plain(x, initial_state=state)  # one row for all examples
+    np.testing.assert_allclose(layer(x, initial_state=state), expected, atol=1e-6)
+    for wrong in (state[:1], [*state, state[0]], [tf.zeros((3, 2)), tf.zeros((3, 2))]):
+        with pytest.raises(ValueError, match=r"must be \[h, c\], each of shape \(batch, 3\)"):
+            layer(x, initial_state=wrong)

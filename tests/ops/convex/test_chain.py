@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from proxnet_tf import Prox
 from proxnet_tf.ops.convex import chain
 
 LENGTHS = [1, 2, 7, 16, 17, 40, 300]
@@ -89,3 +90,12 @@ def test_a_long_sum_of_float32_is_exact():
     v = tf.fill([2, 5000], tf.constant(0.1))
     cut = chain.fold(tf.broadcast_to(tf.range(5000) == 0, [2, 5000]), True)
     np.testing.assert_array_equal(chain.unfold(chain.Pieces(cut).mean(chain.fold(v)), v), v)
+
+
+@pytest.mark.parametrize("name", ["total_variation", "fused_lasso", "isotonic", "entropy"])
+def test_vectorized_map_gives_what_a_batch_gives(name):
+    x = tf.constant(np.random.default_rng(0).normal(size=(5, 37)))
+    layer = Prox(name, lam=2.0, dtype="float64")
+    np.testing.assert_allclose(
+        tf.vectorized_map(lambda row: layer(row[None])[0], x), layer(x), atol=1e-14
+    )

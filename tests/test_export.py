@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -82,7 +83,7 @@ def outputs_and_gradients(model, inputs):
     return output.numpy(), [g.numpy() for g in gradients]
 
 
-# One of each kind: an export and its answers take seconds.
+# One of each kind: an export and its answers take seconds. What else there is runs on request.
 ALIKE = (
     "Prox group_l2",
     "Prox of a function on a set",
@@ -93,6 +94,16 @@ ALIKE = (
     "AdversarialModel, virtual",
 )
 NAMES = [name for name in [*LAYERS, *MODELS] if name not in ALIKE]
+ON_REQUEST = {
+    "CCARegularizer, envelope",
+    "GCCARegularizer",
+    "Prox simplex along an axis",
+    "Prox of a layer with a context",
+    "ProxLSTM",
+    "ProxLSTMCell",
+    "MultiviewClassifier, rrm",
+    "DCCA",
+}
 
 
 def differentiable(name):
@@ -100,12 +111,18 @@ def differentiable(name):
     return name.startswith(("ProxCCA", "ProxGCCA", "CCA", "GCCA", "Prox "))
 
 
+def _parametrized(items):
+    return [i for i in items if i.path == Path(__file__) and hasattr(i, "callspec")]
+
+
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+def exported(tmp_path_factory, request):
     """The folder of all SavedModels, what the models return, and what the other process got."""
     folder = tmp_path_factory.mktemp("exported")
+    asked = {item.callspec.params.get("name") for item in _parametrized(request.session.items)}
+    names = [name for name in NAMES if name in asked or name not in ON_REQUEST]
     wanted = {}
-    for name in NAMES:
+    for name in names:
         model, inputs = prepared(name)
         np.savez(folder / f"{name}.npz", *tf.nest.flatten(inputs))
         outputs, gradients = outputs_and_gradients(model, inputs)
@@ -115,14 +132,16 @@ def exported(tmp_path_factory):
             wanted |= {f"{name} gradient {k}": gradient for k, gradient in enumerate(gradients)}
         model.export(folder / name, verbose=False)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    asked = [part for name in NAMES for part in (name, str(differentiable(name)))]
-    command = [sys.executable, "-c", CLIENT, str(folder), *asked]
+    arguments = [part for name in names for part in (name, str(differentiable(name)))]
+    command = [sys.executable, "-c", CLIENT, str(folder), *arguments]
     subprocess.run(command, check=True, env=environment, cwd=folder)
     with np.load(folder / "answers.npz") as answers:
         return folder, wanted, dict(answers)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow][: n in ON_REQUEST]) for n in NAMES]
+)
 def test_same_values_and_gradients_without_the_package(exported, name):
     _, wanted, answers = exported
     assert f"{name} error" not in answers, answers[f"{name} error"]

@@ -19,7 +19,7 @@ import tensorflow_probability as tfp
 from report import figure, markdown, positive, write
 from sklearn.datasets import make_moons
 
-from proxnet_tf.layers.kernels import ProxKernelFeatures
+from proxnet_tf.layers.kernels.features import ProxKernelFeatures
 from proxnet_tf.ops.kernels import (
     gradient_flatness,
     invariant_distances,

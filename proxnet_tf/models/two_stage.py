@@ -268,11 +268,8 @@ class _Pretraining(keras.Model):
         self.encoders = model.encoders
         self.decoders = decoders
         # Not the model itself: its predictors do not take part.
-        self.build_model, self.encode_views, self.save_model = (
-            model.build,
-            model._encode,
-            model.save,
-        )
+        self.build_model, self.encode_views = model.build, model._encode
+        self.save_model = model.save
         self.mark_pretrained = functools.partial(model.pretrained.assign, 1.0)
         self.loss_of = family_of(len(model.encoders), model.num_components).loss
         self.options = model.num_components, model.epsilon

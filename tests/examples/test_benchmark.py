@@ -124,6 +124,7 @@ def test_every_script_is_called_in_a_way_it_knows(monkeypatch):
             inspect.signature(module.main).bind([])
 
 
+@pytest.mark.slow
 def test_the_generic_solver_is_compared_with_the_closed_form(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(FOLDER))
     load("operators").generic_table(np.random.default_rng(0), shape=(3, 2))

@@ -42,7 +42,7 @@ def test_short_public_and_a_question(name):
 
 
 # The others run on request.
-ALWAYS = {"few_labels", "export_and_serve", "own_prior"}
+ALWAYS = {"export_and_serve", "own_prior"}
 
 
 @pytest.mark.parametrize(

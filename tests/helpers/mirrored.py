@@ -53,9 +53,14 @@ def loss_of(loss):
     return step
 
 
-def on(strategy, step):
+def on(strategy, step, graph=False):
     """The step with rows [:split] on the first replica and the others on the second."""
-    run = tf.function(lambda values: strategy.run(step, args=values), reduce_retracing=True)
+
+    def run(values):
+        return strategy.run(step, args=values)
+
+    if graph:
+        run = tf.function(run, reduce_retracing=True)
 
     def both(x, cotangent, split):
         def part(context):
@@ -106,7 +111,7 @@ def exactness(strategy):
             for s in (slice(31), slice(31, None))
         ]
         expected = [np.concatenate([h[i].numpy() for h in halves]) for i in (0, 1)]
-        found = on(strategy, steps_of(layer))(x, cotangent, 31)
+        found = on(strategy, steps_of(layer), graph=True)(x, cotangent, 31)
         errors[f"{name} apart"] = error(found, expected)
     return errors
 
@@ -140,7 +145,7 @@ def losses(strategy):
             value, gradient = run(x, x, split)
             value = value.sum(keepdims=True)
             errors[f"{name} {split}"] = error([value, gradient], whole)
-        found = on(strategy, loss_of(alone))(x, x, 31)
+        found = on(strategy, loss_of(alone), graph=True)(x, x, 31)
         errors[f"{name} apart"] = error(found, [a / 2 for a in apart])
     return errors
 

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from proxnet_tf.layers.invariance import Invariance
-from proxnet_tf.layers.kernels import ProxKernelFeatures
+from proxnet_tf.layers.kernels.features import ProxKernelFeatures
+from proxnet_tf.layers.kernels.invariance import Invariance
 from proxnet_tf.ops import kernels
 from tests.helpers.layer_checks import check_config, check_layer
 

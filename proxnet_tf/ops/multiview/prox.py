@@ -17,7 +17,6 @@ from proxnet_tf.ops.multiview.moments import (
     AllReduce,
     Moments,
     affine,
-    centred,
     column_sums,
     gram_of,
     identity,
@@ -322,14 +321,16 @@ def _cross_moments(
     all_reduce: AllReduce,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Xc^T Y `[D, D]` and the sum of the rows of Y `[D]`, float64."""
+    size = _sizes_of_columns(moments, x.dtype)
 
     def part(
         exact: bool, y: tf.Tensor, x: tf.Tensor, valid: tf.Tensor | None
     ) -> tuple[tf.Tensor, ...]:
-        near, y = centred(exact, x, moments.shift, valid), masked(valid, y)
-        y = tf.cast(y, near.dtype)
-        sums = tf.matmul(near, y, transpose_a=True), column_sums(y)
-        return tuple(tf.cast(s, tf.float64) for s in sums)
+        near, y = masked(valid, x - moments.shift), masked(valid, y)
+        if exact:  # in powers of two, so that sums of large numbers do not overflow
+            near /= tf.cast(size, x.dtype)
+        product = tf.cast(tf.matmul(near, y, transpose_a=True), tf.float64)
+        return product * size[:, None] if exact else product, tf.cast(column_sums(y), tf.float64)
 
     cross, total_y = all_reduce(*sum_over_rows(part, y, x, valid))
     offset = moments.mean - tf.cast(moments.shift, tf.float64)

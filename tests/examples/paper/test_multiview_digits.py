@@ -36,6 +36,7 @@ def test_few_labels_weight_the_labelled_rows_only():
     np.testing.assert_allclose(np.unique(weights), [0.0, 24.0])
 
 
+@pytest.mark.slow
 def test_the_example_runs_and_reloads_what_it_saved(tmp_path, capsys):
     arguments = ["--epochs", "12", "--seeds", "0", "--components", "3", "--hidden", "32"]
     results = multiview_digits.main([*arguments, "--output", str(tmp_path)])

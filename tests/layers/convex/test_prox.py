@@ -260,7 +260,9 @@ def test_lam_is_read_at_every_call():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("lam", [0.1, 1.0, 50.0])
+@pytest.mark.parametrize(
+    "lam", [0.1, *(pytest.param(v, marks=pytest.mark.slow) for v in (1.0, 50.0))]
+)
 def test_quadratic_r_is_within_1e_6_of_the_closed_form(dtype, lam):
     root = inputs(6, 6, dtype="float64")
     matrix = root @ root.T / 6

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from proxnet_tf.layers.convex.dropout import ProxDropout
 from proxnet_tf.layers.convex.prox import Prox
-from proxnet_tf.layers.kernels import ProxKernelFeatures
+from proxnet_tf.layers.kernels.features import ProxKernelFeatures
 
 RNG = np.random.default_rng(0)
 LANDMARKS = RNG.standard_normal((4, 3))

@@ -19,7 +19,7 @@ WORKED_Z = np.array(
 
 
 @pytest.mark.parametrize("solver", [PLAIN, LBFGS(jit_compile=False)], ids=["newton", "lbfgs"])
-@pytest.mark.parametrize("lam", [0.5, 2.0])
+@pytest.mark.parametrize("lam", [0.5, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_equals_the_full_problem(kind, solver, lam):
     x = kind.joined(24, 1, "float64")
     outputs = kind.layer(lam=lam, solver=solver, dtype="float64")(kind.parts(x), training=True)
@@ -285,7 +285,7 @@ def test_monitored_correlation_of_columns_in_different_units():
 
 
 @pytest.mark.parametrize("inference", ["identity", "batch", "moving"])
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:.*unsolved")
 def test_a_row_that_is_not_finite_gives_nan(kind, bad, inference):
     views = kind.views(24)

@@ -215,6 +215,7 @@ def test_mixed_precision_model_trains(kind):
     assert history.history["loss"][-1] < history.history["loss"][0]
 
 
+@pytest.mark.slow
 def test_hundred_steps_on_noise_stay_finite(kind):
     rng = np.random.default_rng(4)
     views = [rng.normal(size=(32, d)).astype("float32") for d in kind.sizes]

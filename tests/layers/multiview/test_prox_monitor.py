@@ -20,7 +20,9 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("inference", ["identity", "batch", "moving"])
+@pytest.mark.parametrize(
+    "inference", ["identity", pytest.param("batch", marks=pytest.mark.slow), "moving"]
+)
 def test_correlations_are_means_over_the_batches(kind, inference):
     x, width = kind.joined(48), sum(kind.sizes)
     layer = kind.layer(lam=2.0, inference=inference, momentum=0.0, monitor=True, split=kind.sizes)

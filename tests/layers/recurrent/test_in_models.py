@@ -52,7 +52,7 @@ def make(kind, lam=0.5, **arguments):
     [
         pytest.param("GRUCell", "mixed_float16", marks=pytest.mark.in_graph),
         ("LSTMCell", "mixed_bfloat16"),
-        ("SimpleRNNCell", "mixed_float16"),
+        pytest.param("SimpleRNNCell", "mixed_float16", marks=pytest.mark.slow),
         pytest.param("ProxLSTM", "mixed_float16", marks=pytest.mark.in_graph),
         ("own LSTM", "mixed_bfloat16"),
     ],

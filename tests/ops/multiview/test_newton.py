@@ -49,7 +49,7 @@ def test_equal_sizes_share_one_solver_whatever_the_numbers(kind, method):
 def test_eager_use_with_many_sizes_warns_of_no_retracing(caplog):
     tf.get_logger().propagate = True
     try:
-        for d in range(2, 8):
+        for d in range(2, 7):
             multiview_prox(
                 tf.constant(shared_views(20, (d, 2))),
                 1.0,

@@ -99,7 +99,9 @@ def test_worked_example_one_component(options):
     assert found.report.converged
 
 
-@pytest.mark.parametrize("options", [{"jit": True}, {"jit": False}])
+@pytest.mark.parametrize(
+    "options", [{"jit": True}, pytest.param({"jit": False}, marks=pytest.mark.slow)]
+)
 def test_worked_example_two_components_and_gradient(options):
     x = np.concatenate([WORKED_X, WORKED_Y], 1)
     of_x = [[0, 0.9], [-0.6, -0.1], [0.1, 0.1], [-1.2, 0.1], [1.4, -1.5], [0.9, 0.1]]
@@ -224,7 +226,7 @@ def test_small_features_with_few_distinct_rows():
 
 @pytest.mark.parametrize("objective", ["cca", "gcca"])
 @pytest.mark.parametrize("k", [2, 4])
-@pytest.mark.parametrize("sizes", [(4, 4), (4, 6), (6, 4)])
+@pytest.mark.parametrize("sizes", [pytest.param((4, 4), marks=pytest.mark.slow), (4, 6), (6, 4)])
 @pytest.mark.parametrize("lam", [0.5, pytest.param(20.0, marks=pytest.mark.slow)])
 def test_gradient(objective, k, sizes, lam):
     x = shared_views(30, sizes, seed=6)
@@ -500,7 +502,7 @@ def test_no_ridge_equals_the_full_problem_in_the_row_space():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("method", ["newton", "lbfgs"])
+@pytest.mark.parametrize("method", ["newton", pytest.param("lbfgs", marks=pytest.mark.slow)])
 def test_value_that_is_not_finite_gives_nan(bad, method):
     x = shared_views(20, (3, 3))
     x[4, 1] = bad
@@ -542,7 +544,7 @@ def test_mask_equals_leaving_the_rows_out():
     )
 
 
-@pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.parametrize("jit", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("lam", [0.1, 1.0, 10.0, 100.0])
 def test_float32_is_as_good_as_its_rounding(lam, jit):
     x = shared_views(100, (20, 20)).astype("float32")

@@ -16,7 +16,7 @@ from proxnet_tf.checks import (
     lam_of,
     nan_without,
 )
-from proxnet_tf.layers.invariance import Invariance, finite_matrix
+from proxnet_tf.layers.kernels.invariance import Invariance, finite_matrix
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops import kernels
 from proxnet_tf.ops.convex.chain import as_rows

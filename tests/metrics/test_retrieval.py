@@ -289,5 +289,5 @@ def test_bad_input(call, message):
 def test_other_widths_than_before():
     metric = MedianRank()
     metric.update_state(None, [X, X])
-    with pytest.raises(ValueError, match="codes of the width 3. Received: 2"):
+    with pytest.raises(ValueError, match=r"codes of the width 3\. Received: 2"):
         metric.update_state(None, [X[:, :2], X[:, :2]])

@@ -62,7 +62,8 @@ class _Retrieval(keras.metrics.Metric):
                 f"Received: the views {self.views} of the widths {views.correlation.sizes}"
             )
         if not self._state:
-            self._build(width)
+            with tf.init_scope():  # in a graph over replicas the gathering below would fail
+                self._build(width)
         if width != self._state[2].shape[1]:
             raise ValueError(
                 f"{type(self).__name__} was built for codes of the width "
@@ -73,7 +74,10 @@ class _Retrieval(keras.metrics.Metric):
         replica = tf.distribute.get_replica_context()
         if replica is not None and replica.num_replicas_in_sync > 1:
             # The first replica keeps the pairs of all: Keras adds the states up.
-            rows, weights = replica.all_gather([rows, weights], axis=0)
+            rows, weights = (
+                tf.ensure_shape(replica.all_gather(x, axis=0), [None, x.shape[1]])
+                for x in (rows, weights)
+            )
             keeps = tf.equal(replica.replica_id_in_sync_group, 0)
             weights = tf.where(keeps, weights, tf.zeros_like(weights))
         pairs = ranks.insert(self._pairs(), rows[:, :width], rows[:, width:], weights[:, 0])

@@ -59,7 +59,10 @@ REPORTED = {"residual", "unsolved", "iterations", "backward_residual", "backward
 
 def assert_same_numbers(found, wanted, tolerance):
     """The tolerance is relative to the largest number of an array, or to 1; NaN stay NaN."""
-    assert found.keys() - wanted.keys() <= {f"step_{key}" for key in REPORTED}
+    new = found.keys() - wanted.keys()
+    # Weights that version 0.1.0 did not have come last and are not fitted: `DCCA.project`.
+    last = {key for key in new if "weight_" in key and not found[key].any()}
+    assert new - last <= {f"step_{key}" for key in REPORTED}
     assert wanted.keys() <= found.keys()
     for key, value in wanted.items():
         assert found[key].dtype == value.dtype, key

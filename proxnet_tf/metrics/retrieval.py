@@ -171,8 +171,8 @@ class RecallAtK(_Retrieval):
     Example:
 
     >>> metric = RecallAtK(1, direction="first_to_second")
-    >>> words = np.eye(3, dtype="float32")
-    >>> metric.update_state(None, [words, words[[0, 2, 1]]])
+    >>> words = keras.ops.eye(3)
+    >>> metric.update_state(None, [words, keras.ops.take(words, [0, 2, 1], axis=0)])
     >>> print(f"{float(metric.result()):.2f}")  # one of three finds its partner
     0.33
 
@@ -230,7 +230,7 @@ class MeanReciprocalRank(_Retrieval):
     Example:
 
     >>> metric = MeanReciprocalRank(direction="first_to_second")
-    >>> x = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> x = keras.ops.eye(2)
     >>> metric.update_state(None, [x, x[::-1]])  # every partner is second
     >>> float(metric.result())
     0.5
@@ -285,8 +285,7 @@ class MedianRank(_Retrieval):
     Example:
 
     >>> metric = MedianRank(direction="first_to_second")
-    >>> x = np.eye(3)
-    >>> metric.update_state(None, [x, np.ones((3, 3))])  # all are tied
+    >>> metric.update_state(None, [keras.ops.eye(3), keras.ops.ones((3, 3))])  # all are tied
     >>> float(metric.result())
     2.0
 

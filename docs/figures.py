@@ -240,10 +240,9 @@ def gallery():
     chart("export_and_serve", "ms a call", [2, 3, 4])
     chart("more_devices", "largest difference of the weights from one device's", [2], log=True)
     search()
-    retrieval()
 
 
-DRAWN = {f.__name__: f for f in (views, moons, dropout, noise, cost, gallery)}
+DRAWN = {f.__name__: f for f in (views, moons, dropout, noise, cost, retrieval, gallery)}
 
 if __name__ == "__main__":
     for wanted in sys.argv[1:] or DRAWN:

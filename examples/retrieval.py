@@ -56,12 +56,10 @@ def main(arguments=None):
     codes = {"pixels": test}
     for name, model in (("LinearCCA", linear), ("DCCA", networks)):
         codes[name] = [np.asarray(model.project(x, j)) for j, x in enumerate(test)]
-    metrics = RecallAtK(1), RecallAtK(10), MeanReciprocalRank(), MedianRank()
     header = ("compared by", "recall at 1", "recall at 10", "mean of 1/rank", "median rank")
     rows = []
     for name, pair in codes.items():
-        for metric in metrics:
-            metric.reset_state()
+        metrics = RecallAtK(1), RecallAtK(10), MeanReciprocalRank(), MedianRank()
         rows.append((name, *(float(metric(None, pair)) for metric in metrics)))
     show.table(header, rows, options.output)
     sketches, photos = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in codes["DCCA"])

@@ -141,7 +141,7 @@ class LinearCCA:
 
     def _projected(self, view: Any, index: int, name: str) -> np.ndarray:
         if not hasattr(self, "weights_"):
-            raise ValueError("LinearCCA is not fitted: call `fit(x, y)` before `transform`.")
+            raise ValueError("LinearCCA is not fitted: call `fit(x, y)` before it projects.")
         view, mean = _matrix(name, view), self.means_[index]
         if view.shape[1] != len(mean):
             raise ValueError(

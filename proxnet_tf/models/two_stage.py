@@ -56,7 +56,8 @@ class DCCA(ProjectingModel):
 
     The codes correlate up to a linear map of each view. `fit_projections` finds these maps, after
     which `project` gives the canonical variates of one view without the others: in them a query
-    with one view finds the other by the cosine (`RecallAtK`). The maps are saved with the model.
+    with one view finds the other by the cosine (`RecallAtK`). The maps are saved with the model;
+    `pretrain` drops them.
 
     Raises:
         ValueError: as `MultiviewClassifier`; `fit` before `pretrain`, `project` before
@@ -148,6 +149,8 @@ class DCCA(ProjectingModel):
         finally:
             fix(self.encoders)
         self.pretrained.assign(1.0)
+        for projection in self.projections:
+            projection.fitted.assign(0.0)  # the codes have changed
         return history
 
     def _pretraining(self) -> keras.Model:

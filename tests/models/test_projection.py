@@ -173,6 +173,9 @@ def test_exported_projections_take_one_view(fitted, tmp_path):
 
 def test_before_the_maps_are_fitted(tmp_path):
     model, views = model_of()
+    model.fit_projections(views)
+    model.project(views[0], 0)
+    model.pretrain(views, verbose=0)  # which changes the codes
     with pytest.raises(ValueError, match="call `fit_projections"):
         model.project(views[0], 0)
     with pytest.raises(ValueError, match="needs `fit_projections"):

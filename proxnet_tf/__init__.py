@@ -8,7 +8,8 @@ from proxnet_tf.layers.convex.activations import prox_of_activation
 from proxnet_tf.layers.convex.dropout import ProxDropout
 from proxnet_tf.layers.convex.prox import Prox
 from proxnet_tf.layers.convex.regularizer import Regularizer
-from proxnet_tf.layers.kernels import Invariance, ProxKernelFeatures
+from proxnet_tf.layers.invariance import Invariance
+from proxnet_tf.layers.kernels import ProxKernelFeatures
 from proxnet_tf.layers.multiview.penalty import CCARegularizer, GCCARegularizer
 from proxnet_tf.layers.multiview.prox import ProxCCA, ProxGCCA
 from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell

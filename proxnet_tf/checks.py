@@ -19,13 +19,14 @@ def check_number(
 
     Args:
         name: the argument's name, for the message.
-        value: what came; a real number, finite.
+        value: what came; a real number, finite, or a scalar array or eager tensor with one.
         above: exclusive lower bound.
         at_least: inclusive lower bound.
     """
     bound = (
         f"> {above:g}" if above is not None else f">= {at_least:g}" if at_least is not None else ""
     )
+    value = _unwrapped(value)
     ok = isinstance(value, numbers.Real) and not isinstance(value, bool)
     number = float(value) if ok else math.nan  # type: ignore[arg-type]
     if (
@@ -42,12 +43,19 @@ def check_integer(name: str, value: object, *, at_least: int = 1) -> int:
 
     Args:
         name: the argument's name, for the message.
-        value: what came.
+        value: what came; an integer, or a scalar array or eager tensor with one.
         at_least: inclusive lower bound.
     """
+    value = _unwrapped(value)
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < at_least:
         raise ValueError(f"`{name}` must be an integer >= {at_least}. Received: {name}={value!r}")
     return int(value)
+
+
+def _unwrapped(value: object) -> Any:
+    """The number in a scalar array or an eager tensor; anything else as it is."""
+    known = tf.get_static_value(value) if tf.is_tensor(value) else value
+    return known[()] if isinstance(known, np.ndarray) and known.ndim == 0 else known
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> str:

@@ -15,3 +15,18 @@ def memory():
     yield
     gc.collect()
     gc.freeze()  # what stays is not looked through again
+
+
+@pytest.fixture
+def eager_fit(request, monkeypatch):
+    """`fit` and its like run step by step, as with `compile(run_eagerly=True)`.
+
+    For modules that compare numbers: tracing a graph takes most of the time of a short fit. What
+    such a module must show of graphs is marked `in_graph`.
+    """
+    if "in_graph" in request.keywords:
+        return
+    import keras
+
+    eagerly = property(lambda model: True, lambda model, value: None)
+    monkeypatch.setattr(keras.Model, "run_eagerly", eagerly)

@@ -16,7 +16,7 @@ from proxnet_tf import (
     ProxLSTMCell,
     ProxRNNCell,
 )
-from proxnet_tf.checks import LamWeight, lam_of
+from proxnet_tf.checks import LamWeight, check_integer, lam_of
 from proxnet_tf.solvers import Newton
 
 REFUSED = r"`lam` must be a finite number > 0\. Received: lam="
@@ -109,6 +109,18 @@ def test_lam_outside_its_range_is_refused(value):
     with pytest.raises(ValueError, match=REFUSED):
         Prox("l1", lam=value)
     assert float(layer.lam) == 0.5
+
+
+@pytest.mark.parametrize("value", [np.float32(0.5), np.array(0.5), tf.constant(0.5)])
+def test_scalar_arrays_and_tensors_are_numbers(value):
+    layer = Prox("l1", lam=value)
+    assert layer.get_config()["lam"] == 0.5 and isinstance(layer.get_config()["lam"], float)
+    assert check_integer("k", tf.constant(3)) == 3
+    for wrong in (np.array([0.5]), tf.constant([0.5]), tf.constant(True), tf.constant("0.5")):
+        with pytest.raises(ValueError, match=REFUSED):
+            Prox("l1", lam=wrong)
+        with pytest.raises(ValueError, match="must be an integer"):
+            check_integer("k", wrong)
 
 
 @pytest.mark.parametrize("value", [True, "0.5"])

@@ -161,6 +161,7 @@ def generic_table(rng, shape=(256, 64)):
                 lam=lam,
                 dtype=dtype,
             )
+            generic(x)  # eager, for the status
             fast, slow = tf.function(closed), tf.function(generic)
             errors = [np.abs(f(x).numpy() - exact).max() for f in (fast, slow)]
             a, b = median_time(fast, x), median_time(slow, x, repeats=7)

@@ -148,15 +148,15 @@ def memory():
     print(f"first step {time.perf_counter() - start:.0f} s")
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     parser.add_argument("--rounds", type=int, default=15)
-    arguments = parser.parse_args()
-    if arguments.memory:
+    options = parser.parse_args(arguments)
+    if options.memory:
         memory()
     else:
-        table(arguments.rounds)
+        table(options.rounds)
 
 
 if __name__ == "__main__":

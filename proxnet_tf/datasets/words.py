@@ -144,7 +144,7 @@ def load_word_pairs(path: Path) -> list[tuple[str, str]]:
     """
     path = required(path, PAIRS_SOURCE)
     pairs = []
-    for number, line in enumerate(read_lines(path, PAIRS_SOURCE), start=1):
+    for number, line in enumerate(_entries(path, PAIRS_SOURCE), start=1):
         words = re.findall(r"[^ \t]+", line)  # other white space can be part of a word
         if len(words) != 2:
             raise bad_data(path, f"line {number} is not two words: {line!r}.", PAIRS_SOURCE)
@@ -168,7 +168,7 @@ def load_word_similarity(path: Path) -> Similarity:
     """
     path = required(path, SIMILARITY_SOURCE)
     pairs, scores = [], []
-    for number, line in enumerate(read_lines(path, SIMILARITY_SOURCE)[1:], start=2):
+    for number, line in enumerate(_entries(path, SIMILARITY_SOURCE)[1:], start=2):
         try:
             first, second, score = line.split("\t")
             value = np.nan if "_" in score else float(score)
@@ -353,3 +353,11 @@ def build_crosslingual(
 
 def _spellings(word: str) -> tuple[str, str, str]:
     return word, word.lower(), word[:1].upper() + word[1:]
+
+
+def _entries(path: Path, source: str) -> list[str]:
+    """The lines of a text file without the blank ones at its end."""
+    lines = read_lines(path, source)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return lines

@@ -11,105 +11,20 @@ from proxnet_tf.checks import (
     HasLam,
     add_lam,
     at_least_float32,
-    check_choice,
     check_integer,
     check_number,
     lam_of,
     nan_without,
 )
+from proxnet_tf.layers.invariance import Invariance, finite_matrix
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops import kernels
 from proxnet_tf.ops.convex.chain import as_rows
 from proxnet_tf.ops.convex.smooth import ProxSolution, smooth_prox
-from proxnet_tf.ops.linear.number import check_real, real_array
-from proxnet_tf.ops.linear.report import exact
+from proxnet_tf.ops.linear.number import check_real
+from proxnet_tf.ops.linear.report import Report
 
-_KINDS = ("gradient_flatness", "graph_laplacian", "gradient_variation")
 _SHORT_NAMES = {"gaussian": "ExponentiatedQuadratic", "laplace": "MaternOneHalf"}
-
-
-@keras.saving.register_keras_serializable(package="proxnet_tf")
-class Invariance:
-    """What `ProxKernelFeatures` makes its functions f respect, at `points`.
-
-    | kind | R(f) |
-    | --- | --- |
-    | `"gradient_flatness"` | weight/2 sum_i of the squared norms of grad f(x_i) |
-    | `"graph_laplacian"` | weight/2 sum_ij w_ij (f(x_i) - f(x_j))^2, w_ij = 1 for neighbours |
-    | `"gradient_variation"` | weight sum_i sqrt(squared norm of grad f(x_i) + smoothing^2) |
-
-    The last, a total variation, is not quadratic: its proximal map has no closed form.
-
-    Args:
-        kind: one of the above.
-        points: (p, d) array of the x_i; None (the default) takes the landmarks.
-        weight: > 0; 1 by default.
-        num_neighbors: for the graph Laplacian, of every point; 5 by default.
-        smoothing: for the gradient variation, > 0; 1e-2 by default.
-
-    Raises:
-        ValueError: an unknown kind, or a value out of range.
-
-    Example:
-        >>> Invariance("graph_laplacian", points=[[0.0], [1.0], [3.0]], num_neighbors=1).quadratic
-        True
-
-    Reference: Li, Ma, Zhang (2020), section 3.
-    """
-
-    def __init__(
-        self,
-        kind: str,
-        *,
-        points: Any = None,
-        weight: float = 1.0,
-        num_neighbors: int = 5,
-        smoothing: float = 1e-2,
-    ):
-        check_choice("kind", kind, _KINDS)
-        self.kind = kind
-        self.points = None if points is None else _matrix("points", points)
-        self.weight = check_number("weight", weight, above=0.0)
-        self.num_neighbors = check_integer("num_neighbors", num_neighbors)
-        self.smoothing = check_number("smoothing", smoothing, above=0.0)
-
-    @property
-    def quadratic(self) -> bool:
-        """Whether the proximal map is linear."""
-        return self.kind != "gradient_variation"
-
-    def functionals(self, landmarks: np.ndarray) -> kernels.Functionals:
-        """The representers of R in float64."""
-        points = landmarks if self.points is None else self.points
-        if points.shape[1] != landmarks.shape[1]:
-            raise ValueError(
-                f"The points of an Invariance must have the landmarks' {landmarks.shape[1]} "
-                f"features. Received: points of shape {points.shape}"
-            )
-        if self.kind == "graph_laplacian":
-            adjacency = kernels.neighbor_adjacency(points, self.num_neighbors)
-            return kernels.graph_laplacian(points, adjacency, self.weight)
-        return kernels.gradient_flatness(points, self.weight if self.quadratic else 1.0)
-
-    def count(self, num_landmarks: int, size: int) -> int:
-        """The number of representers."""
-        points = num_landmarks if self.points is None else len(self.points)
-        return points if self.kind == "graph_laplacian" else points * size
-
-    def get_config(self) -> dict[str, Any]:
-        """Every argument."""
-        return {
-            "kind": self.kind,
-            "points": None if self.points is None else self.points.tolist(),
-            "weight": self.weight,
-            "num_neighbors": self.num_neighbors,
-            "smoothing": self.smoothing,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Invariance":
-        """The inverse of `get_config`."""
-        return cls(**config)
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -188,7 +103,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         self.num_landmarks = (
             None if num_landmarks is None else check_integer("num_landmarks", num_landmarks)
         )
-        self.landmarks = None if landmarks is None else _matrix("landmarks", landmarks)
+        self.landmarks = None if landmarks is None else finite_matrix("landmarks", landmarks)
         self.invariances = [
             Invariance(i) if isinstance(i, str) else i for i in _listed(invariances)
         ]
@@ -262,7 +177,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         """
         if isinstance(data, tf.data.Dataset):
             data = np.concatenate(list(data.as_numpy_iterator()))
-        data = _matrix("data", data)
+        data = finite_matrix("data", data)
         if self.landmarks is not None:
             raise ValueError("The landmarks were given: `adapt` has nothing to draw.")
         if len(data) < self._count:
@@ -331,12 +246,13 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
             plain = tf.matmul(self._kernel(dtype).matrix(rows, points), whitening)
         if self._variations:
             found = self._solve(plain, basis, spectrum, lam, training)
-            self._monitor.forward(found.report, None, lambda: {"the input": rows, "lam": lam})
-            features = found.point
+            features, report = found.point, found.report
         else:
             along = tf.matmul(plain, basis) * (1 + spectrum / lam) ** self.power
             features = tf.matmul(along, basis, transpose_b=True)
-            self._monitor.forward(exact(features))
+            report = _of_closed_form(features)
+        given = {"the input": rows, "lam": lam, "the kernel of the input": plain}
+        self._monitor.forward(report, None, lambda: given)
         shape = tf.concat([tf.shape(inputs)[:-1], tf.shape(points)[:1]], axis=0)
         features = tf.ensure_shape(
             tf.reshape(features, shape), self.compute_output_shape(inputs.shape)
@@ -407,6 +323,14 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         return cls(**config)
 
 
+def _of_closed_form(features: tf.Tensor) -> Report:
+    """Rows that are not finite count as unsolved."""
+    finite = tf.reduce_all(tf.math.is_finite(features), -1)
+    nan = tf.constant(float("nan"), features.dtype)
+    residual = tf.where(finite, tf.zeros_like(nan), nan)
+    return Report(residual, tf.zeros_like(finite, tf.int32), finite)
+
+
 def _constant(value: np.ndarray) -> Callable[..., tf.Tensor]:
     """An initializer; that of Keras would round to float32 first."""
     return lambda shape, dtype: tf.constant(value, dtype)
@@ -414,13 +338,3 @@ def _constant(value: np.ndarray) -> Callable[..., tf.Tensor]:
 
 def _listed(value: Any) -> list[Any]:
     return [value] if isinstance(value, str | Invariance) else list(value)
-
-
-def _matrix(name: str, value: Any) -> np.ndarray:
-    matrix = real_array(f"`{name}`", value)
-    if matrix.ndim != 2 or not np.isfinite(matrix).all():
-        raise ValueError(
-            f"`{name}` must be a finite array of shape (rows, features). Received: shape "
-            f"{matrix.shape}"
-        )
-    return matrix

@@ -262,3 +262,14 @@ def test_crosslingual_from_vectors_and_pairs(tmp_path):
     np.testing.assert_array_equal(data.eval_pairs, [[0, 0], [1, 1]])
     with pytest.raises(ValueError, match="None of the 1 training pairs"):
         build_crosslingual(files, [("cat", "Katze")], dictionary, sets)
+
+
+def test_blank_lines_at_the_end_are_no_entries(tmp_path):
+    pairs, scores = tmp_path / "pairs.txt", tmp_path / "scores.tsv"
+    pairs.write_text("cat Katze\ndog Hund\n\n \n")
+    assert load_word_pairs(pairs) == [("cat", "Katze"), ("dog", "Hund")]
+    scores.write_text("a\tb\tscore\ncat\tdog\t3.5\n\n")
+    assert load_word_similarity(scores).pairs == [("cat", "dog")]
+    pairs.write_text("cat Katze\n\ndog Hund\n")
+    with pytest.raises(ValueError, match="line 2 is not two words"):
+        load_word_pairs(pairs)

@@ -1,9 +1,11 @@
 """`make benchmark`: what is measured in turn, and one table of all scripts."""
 
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.helpers.markdown import table_rows
@@ -112,3 +114,18 @@ def test_the_scripts_are_those_of_the_folder(timing):
     module = load("all")
     assert {"operators", "prox_cca", "prox_lstm", "scaling"} <= set(module.scripts())
     assert not {"all", "timing"} & set(module.scripts())
+
+
+def test_every_script_is_called_in_a_way_it_knows(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    for name in load("all").scripts():
+        module = load(name)
+        if not hasattr(module, "benchmark"):
+            inspect.signature(module.main).bind([])
+
+
+def test_the_generic_solver_is_compared_with_the_closed_form(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    load("operators").generic_table(np.random.default_rng(0), shape=(3, 2))
+    rows = table_rows(capsys.readouterr().out)
+    assert len(rows) == 7 and all(float(row[2]) < 1e-5 and row[3] == "0.000" for row in rows[1:])

@@ -55,19 +55,22 @@ def loss_of(loss):
     return step
 
 
-def run_on(strategy, step, x, cotangent, split):
-    """A step with rows [:split] on the first replica and the others on the second."""
+def on(strategy, step):
+    """The step with rows [:split] on the first replica and the others on the second."""
+    run = tf.function(lambda values: strategy.run(step, args=values), reduce_retracing=True)
 
-    def part(context):
-        rows = slice(split) if context.replica_id_in_sync_group == 0 else slice(split, None)
-        return tf.constant(x[rows]), tf.constant(cotangent[rows])
+    def both(x, cotangent, split):
+        def part(context):
+            rows = slice(split) if context.replica_id_in_sync_group == 0 else slice(split, None)
+            return tf.constant(x[rows]), tf.constant(cotangent[rows])
 
-    values = strategy.experimental_distribute_values_from_function(part)
-    results = tf.function(lambda v: strategy.run(step, args=v), reduce_retracing=True)(values)
-    return [
-        np.concatenate([r.numpy() for r in strategy.experimental_local_results(result)])
-        for result in results
-    ]
+        results = run(strategy.experimental_distribute_values_from_function(part))
+        return [
+            np.concatenate([r.numpy() for r in strategy.experimental_local_results(result)])
+            for result in results
+        ]
+
+    return both
 
 
 def error(found, expected):
@@ -92,9 +95,9 @@ def exactness(strategy):
         with strategy.scope():
             layer = cls(k, synchronized=True, inference="moving", momentum=0.0, **options)
             layer.build(x.shape)
+        run = on(strategy, steps_of(layer))
         for split in (25, 31, 50):  # even, uneven, a replica without rows
-            found = run_on(strategy, steps_of(layer), x, cotangent, split)
-            errors[f"{name} {split}"] = error(found, expected)
+            errors[f"{name} {split}"] = error(run(x, cotangent, split), expected)
         applied = layer(x, training=False)  # the moving map is the last one
         errors[f"{name} moving"] = error([applied.numpy()], expected[:1])
         with strategy.scope():
@@ -105,7 +108,7 @@ def exactness(strategy):
             for s in (slice(31), slice(31, None))
         ]
         expected = [np.concatenate([h[i].numpy() for h in halves]) for i in (0, 1)]
-        found = run_on(strategy, steps_of(layer), x, cotangent, 31)
+        found = on(strategy, steps_of(layer))(x, cotangent, 31)
         errors[f"{name} apart"] = error(found, expected)
     return errors
 
@@ -134,11 +137,12 @@ def losses(strategy):
             for layer in (together, alone):
                 if isinstance(layer, keras.layers.Layer):
                     layer.build(x.shape)
+        run = on(strategy, loss_of(together))
         for split in (25, 31, 50):
-            value, gradient = run_on(strategy, loss_of(together), x, x, split)
+            value, gradient = run(x, x, split)
             value = value.sum(keepdims=True)
             errors[f"{name} {split}"] = error([value, gradient], whole)
-        found = run_on(strategy, loss_of(alone), x, x, 31)
+        found = on(strategy, loss_of(alone))(x, x, 31)
         errors[f"{name} apart"] = error(found, [a / 2 for a in apart])
     return errors
 
@@ -164,8 +168,9 @@ def epoch(strategy, make):
             metric.update_state(None, x, weight[:, 0])
             return tf.zeros([1]), tf.zeros([1])
 
-        run_on(strategy, step, x[:40], np.ones((40, 1)), min(split, 40))
-        run_on(strategy, step, x[40:], np.ones((24, 1)), max(split - 40, 0))
+        run = on(strategy, step)
+        run(x[:40], np.ones((40, 1)), min(split, 40))
+        run(x[40:], np.ones((24, 1)), max(split - 40, 0))
         found[str(split)] = float(metric.result())
     return found
 

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from proxnet_tf.layers.kernels import Invariance, ProxKernelFeatures
+from proxnet_tf.layers.invariance import Invariance
+from proxnet_tf.layers.kernels import ProxKernelFeatures
 from proxnet_tf.ops import kernels
 from tests.helpers.layer_checks import check_config, check_layer
 
@@ -309,3 +310,13 @@ def test_lam_moves_between_plain_and_flat_features():
 def test_bad_input_says_what_and_how(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_kernel_out_of_range_is_visible():
+    far = tf.constant([[0.1, 0.2], [1e30, 1e30]])
+    np.testing.assert_array_equal(features(dtype="float32")(far)[1], 0.0)
+    layer = ProxKernelFeatures("MaternFiveHalves", landmarks=DATA[:12], invariances=())
+    with pytest.warns(UserWarning, match="the kernel of the input held NaN or infinite values"):
+        out = layer(far)
+    assert np.isfinite(out[0]).all() and np.isnan(out[1]).all()
+    assert layer.status["unsolved"] == 0.5

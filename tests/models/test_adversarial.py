@@ -12,6 +12,8 @@ from proxnet_tf.models.adversarial import (
     normalize_per_example,
 )
 
+pytestmark = pytest.mark.usefixtures("eager_fit")
+
 STEPS, FEATURES, CLASSES = 6, 3, 4
 LENGTHS = np.array([6, 2, 4, 5])
 
@@ -73,6 +75,7 @@ def by_hand(model, x, y, epsilon, weight, sample_weight, perturb_input):
     return float(total), [v.numpy() - 0.5 * g for v, g in zip(variables, gradients, strict=True)]
 
 
+@pytest.mark.in_graph
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("layer", [None, "recurrent"])
 def test_adversarial_step_is_the_one_written_by_hand(layer, weighted):
@@ -358,6 +361,7 @@ def test_precisions(dtype, method):
     assert max(moved) > 0
 
 
+@pytest.mark.in_graph
 def test_save_fit_metrics_and_callbacks(tmp_path):
     x, y = sequences()
     model = make_model(ProxLSTM(6, name="recurrent", jit_compile=False))

@@ -25,14 +25,21 @@ from tests.helpers.multiview_models import (
     train,
 )
 
+pytestmark = pytest.mark.usefixtures("eager_fit")
+
 
 @pytest.fixture(autouse=True)
 def seeded():
     keras.utils.set_random_seed(0)
 
 
+def averaged(name):
+    marks = [pytest.mark.in_graph] if name in ("prox", "dcca") else []
+    return pytest.param(name, "average", marks=marks)
+
+
 @pytest.mark.parametrize(
-    ("name", "predict_with"), [*((name, "average") for name in MODELS), ("prox", 1), ("dcca", 1)]
+    ("name", "predict_with"), [*map(averaged, MODELS), ("prox", 1), ("dcca", 1)]
 )
 def test_every_model_fits_predicts_saves_and_reloads(name, predict_with, tmp_path):
     views, labels = make_data()

@@ -23,6 +23,8 @@ from tests.helpers.multiview_models import (
     training_loss,
 )
 
+pytestmark = pytest.mark.usefixtures("eager_fit")
+
 
 @pytest.fixture(autouse=True)
 def seeded():

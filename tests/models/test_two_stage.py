@@ -22,6 +22,8 @@ from tests.helpers.multiview_models import (
     predictors,
 )
 
+pytestmark = pytest.mark.usefixtures("eager_fit")
+
 
 @pytest.fixture(autouse=True)
 def seeded():

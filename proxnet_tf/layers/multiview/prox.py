@@ -119,8 +119,9 @@ class _MultiviewProx(HasLam, MultiviewLayer):
             self._move(views, *(nan_without(lam, x) for x in (found.mean, found.map)))
 
         def given() -> dict[str, Any]:
-            rows, valid = views.rows, views.valid
-            return {"the input": rows if valid is None else rows[valid[:, 0]], "lam": lam}
+            rows = views.rows if views.valid is None else views.rows[views.valid[:, 0]]
+            squares = tf.reduce_sum(rows**2, 0)
+            return {"the input": rows, "lam": lam, "the sums of squares of the input": squares}
 
         self._monitor.forward(found.report, None, given)
         self._monitor.watch("correlation_before", found.correlation_before)

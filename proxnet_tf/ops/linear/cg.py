@@ -61,7 +61,8 @@ def conjugate_gradient(
     Args:
         operator: x -> A x, linear and symmetric, in the shape of `rhs`. With `image` it returns
             the pair A x, B x.
-        rhs: right-hand sides b; the axes not in `axes` are independent examples.
+        rhs: right-hand sides b; the axes not in `axes` are independent examples. One whose square
+            underflows (a norm below 1e-19 in float32) counts as zero.
         preconditioner: r -> M^-1 r, symmetric positive definite; identity by default.
         tolerance: relative to the norm of b; a float, a scalar tensor or one value an example.
         max_iterations: bound on the products with `operator`.

@@ -17,15 +17,18 @@ def inverse(lam: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def check_real(name: str, value: Any) -> Any:
-    """`value`, a structure of tensors or arrays, or a `ValueError` if a part of it is complex."""
+    """`value`, a structure of tensors or arrays, or a `ValueError` if a part of it is complex or
+    text."""
     for part in tf.nest.flatten(value):
         dtype = getattr(part, "dtype", type(part).__name__)
-        dtype = getattr(dtype, "name", dtype)
-        if str(dtype).startswith("complex"):
+        dtype = str(getattr(dtype, "name", dtype))
+        if dtype.startswith("complex"):
             raise ValueError(
                 f"{name} must be real: an imaginary part would be lost. Received: {dtype}; pass "
                 "the real and the imaginary parts side by side."
             )
+        if hasattr(part, "dtype") and dtype.startswith(("str", "bytes", "object")):
+            raise ValueError(f"{name} must be numbers. Received: {dtype}; convert it first.")
     return value
 
 

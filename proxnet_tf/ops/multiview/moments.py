@@ -96,14 +96,14 @@ def moments_of(
         return (tf.shape(x)[:1] if valid is None else tf.math.count_nonzero(valid, axis=0))[0]
 
     def head(x: tf.Tensor, valid: tf.Tensor | None) -> tuple[tf.Tensor, ...]:
-        return tf.cast(number_of(x, valid), x.dtype), tf.reduce_sum(masked(valid, x), 0)
+        x = tf.cast(masked(valid, x), tf.float64)  # a sum of large float32 numbers may overflow
+        return tf.cast(number_of(x, valid), tf.float64), tf.reduce_sum(x, 0)
 
     count, total = all_reduce(*head(x[:BLOCK], None if valid is None else valid[:BLOCK]))
-    shift = tf.math.divide_no_nan(total, count)
+    shift = tf.cast(tf.math.divide_no_nan(total, count), x.dtype)
 
     def part(exact: bool, x: tf.Tensor, valid: tf.Tensor | None) -> tuple[tf.Tensor, ...]:
-        near = masked(valid, x - shift)
-        near = tf.cast(near, tf.float64) if exact else near
+        near = centred(exact, x, shift, valid)
         sums = number_of(x, valid), column_sums(near), tf.matmul(near, near, transpose_a=True)
         return tuple(tf.cast(s, tf.float64) for s in sums)
 
@@ -165,6 +165,12 @@ def gram_of(x: tf.Tensor, valid: tf.Tensor | None = None, all_reduce: AllReduce 
     """
     moments = moments_of(x, valid, all_reduce)
     return Gram(spoiled(moments.finite, moments.gram), moments.count, moments.rounding)
+
+
+def centred(exact: bool, x: tf.Tensor, shift: tf.Tensor, valid: tf.Tensor | None) -> tf.Tensor:
+    """The valid rows of x less `shift`, zeros elsewhere; in float64 if `exact`, else as x."""
+    x = tf.cast(x, tf.float64) if exact else x
+    return masked(valid, x - tf.cast(shift, x.dtype))
 
 
 def column_sums(x: tf.Tensor) -> tf.Tensor:

@@ -18,6 +18,7 @@ from proxnet_tf.ops.multiview.moments import (
     Gram,
     Moments,
     affine,
+    centred,
     column_sums,
     gram_of,
     identity,
@@ -356,7 +357,8 @@ def _cross_moments(
     def part(
         exact: bool, y: tf.Tensor, x: tf.Tensor, valid: tf.Tensor | None
     ) -> tuple[tf.Tensor, ...]:
-        near, y = masked(valid, x - moments.shift), masked(valid, y)
+        near, y = centred(exact, x, moments.shift, valid), masked(valid, y)
+        y = tf.cast(y, near.dtype)
         sums = tf.matmul(near, y, transpose_a=True), column_sums(y)
         return tuple(tf.cast(s, tf.float64) for s in sums)
 

@@ -604,3 +604,9 @@ def test_relu_on_the_generic_solver():
     x = inputs(4, 5)
     zero = Prox(lambda z: 0.0 * tf.reduce_sum(z, axis=-1), constraint="nonnegative")
     np.testing.assert_allclose(zero(x), tf.nn.relu(x), atol=1e-6)
+
+
+def test_text_is_refused():
+    for text in (np.array([["a", "b"]]), tf.constant([["a", "b"]])):
+        with pytest.raises(ValueError, match="must be numbers"):
+            Prox("l1")(text)

@@ -10,6 +10,8 @@ from proxnet_tf.solvers import LBFGS, Newton
 from tests.helpers.layer_checks import check_config
 from tests.layers.multiview.cases import CCA, PLAIN
 
+pytestmark = pytest.mark.usefixtures("eager_fit")
+
 EVERY_ARGUMENT = dict(
     lam=0.7,
     epsilon=2e-2,
@@ -91,6 +93,7 @@ def test_files_keep_a_changed_lam_and_the_moving_weights(kind, path, tmp_path):
         np.testing.assert_allclose(*both, atol=1e-5)
 
 
+@pytest.mark.in_graph
 def test_fit_evaluate_and_predict(kind):
     rng = np.random.default_rng(0)
     views = kind.views(46)  # batches of 20, 20 and 6 rows: fewer than columns
@@ -205,6 +208,7 @@ def test_in_a_shared_position():
     assert min(np.abs(layer.moving_mean - mean).max() for mean in orders) < 1e-5
 
 
+@pytest.mark.in_graph
 def test_mixed_precision_model_trains(kind):
     model = kind.regression(kind.layer(dtype="mixed_float16", lam=2.0))
     history = model.fit(kind.views(24), np.ones((24, 1)), batch_size=8, epochs=5, verbose=0)

@@ -18,6 +18,8 @@ from tests.layers.recurrent.test_lstm import (
     randomize,
 )
 
+pytestmark = pytest.mark.usefixtures("eager_fit")
+
 RNN = keras.layers.RNN
 
 
@@ -48,10 +50,10 @@ def make(kind, lam=0.5, **arguments):
 @pytest.mark.parametrize(
     "cell, dtype",
     [
-        ("GRUCell", "mixed_float16"),
+        pytest.param("GRUCell", "mixed_float16", marks=pytest.mark.in_graph),
         ("LSTMCell", "mixed_bfloat16"),
         ("SimpleRNNCell", "mixed_float16"),
-        ("ProxLSTM", "mixed_float16"),
+        pytest.param("ProxLSTM", "mixed_float16", marks=pytest.mark.in_graph),
         ("own LSTM", "mixed_bfloat16"),
     ],
 )
@@ -166,6 +168,7 @@ def test_a_cell_that_returns_a_bare_state():
 NAMES = ("residual", "unsolved", "iterations", "backward_residual", "backward_unsolved")
 
 
+@pytest.mark.in_graph
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_fit_shows_what_is_unsolved_in_both_passes(kind, masked):

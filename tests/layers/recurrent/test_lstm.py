@@ -171,7 +171,15 @@ def gradient_penalty(layer, x, training=False):
     return penalty, outer.gradient(penalty, variables)
 
 
-@pytest.mark.parametrize("kind", ["layer", "layer in a graph", "cell", "cell in a graph"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "layer",
+        pytest.param("layer in a graph", marks=pytest.mark.slow),
+        pytest.param("cell", marks=pytest.mark.slow),
+        "cell in a graph",
+    ],
+)
 def test_second_derivative(kind):
     """Gradient of a gradient norm in every weight, against central differences."""
     if kind.startswith("cell"):
@@ -194,7 +202,7 @@ def test_second_derivative(kind):
         np.testing.assert_allclose(np.sum(gradient * direction), numeric, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["cell", "any cell"])
+@pytest.mark.parametrize("kind", ["cell", pytest.param("any cell", marks=pytest.mark.slow)])
 def test_second_derivative_in_training(kind):
     """With a dropout mask drawn outside the loop, in a graph and (the cell) compiled."""
     settings = {"lam": 0.5, "dtype": "float64"}

@@ -4,7 +4,7 @@
     python docs/figures.py views moons  # some
 
 The charts of the gallery come from the tables that its scripts wrote:
-`python examples/NAME.py --output docs/tables` first.
+`python examples/NAME.py --output docs/tables` first. The one of retrieval.py runs the script.
 """
 
 import re
@@ -212,6 +212,24 @@ def search():
     save(figure, "search")
 
 
+def retrieval():
+    """Six sketches, and the photos that are most similar to each; its own has a frame."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    import retrieval as script
+
+    sketches, photos, cosines = script.main([])
+    figure, axes = plt.subplots(6, 7, figsize=(6, 5.4))
+    for query, row in enumerate(axes):
+        best = np.argsort(-cosines[query])[:6]
+        for axis, image in zip(row, [sketches[query], *photos[best]], strict=True):
+            axis.imshow(image, cmap="Greys")
+            axis.set(xticks=[], yticks=[])
+            axis.spines[:].set_visible(axis in row[1:][best == query])
+    axes[0, 0].set_title("sketch")
+    axes[0, 1].set_title("first hit")
+    save(figure, "retrieval")
+
+
 def gallery():
     chart("few_labels", "test error, %", [1], spread=True)
     chart("missing_views", "test error, %", [1, 2])
@@ -224,7 +242,7 @@ def gallery():
     search()
 
 
-DRAWN = {f.__name__: f for f in (views, moons, dropout, noise, cost, gallery)}
+DRAWN = {f.__name__: f for f in (views, moons, dropout, noise, cost, retrieval, gallery)}
 
 if __name__ == "__main__":
     for wanted in sys.argv[1:] or DRAWN:

@@ -30,6 +30,10 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
             "LinearCCA",
         ],
     ),
+    "Retrieval": (
+        "How well codes of one view find their partners in another.",
+        ["RecallAtK", "MeanReciprocalRank", "MedianRank"],
+    ),
     "Recurrent nets": (
         "Recurrent layers whose state moves towards what a small change of the input leaves alone.",
         ["ProxLSTM", "ProxLSTMCell", "ProxRNNCell"],
@@ -65,8 +69,10 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "Data sets": (
-        "Two small data sets inside the package, and readers of published ones.",
+        "Batches with and without labels, two small data sets inside the package, and readers of "
+        "published ones.",
         [
+            "datasets.with_unlabelled",
             "datasets.load_multiple_features",
             "datasets.load_japanese_vowels",
             "datasets.load_imdb",
@@ -169,7 +175,7 @@ def gallery_pages() -> tuple[dict[str, str | bytes], list[Any]]:
                     f"{file} is missing: run examples/{name}.py, then docs/figures.py"
                 )
         text = [f"# {title}", f"**{question}**", rest]
-        text += [f"![The table below as a chart](../figures/{name}.png)", "## What it prints"]
+        text += [f"![What the script found](../figures/{name}.png)", "## What it prints"]
         text += [output.read_text(encoding="utf-8"), "## The script"]
         text += [f"[Notebook]({name}.ipynb){{ .md-button download }}"]
         text += [f"`python examples/{name}.py`", f"```python\n{code}\n```"]
@@ -178,7 +184,7 @@ def gallery_pages() -> tuple[dict[str, str | bytes], list[Any]]:
         nav.append({title: f"gallery/{name}.md"})
         index.append(
             f"\n## [{title}]({name}.md)\n\n{question}\n\n"
-            f"[![The table of the script {name} as a chart](../figures/{name}.png){{ width=420 }}]"
+            f"[![What the script {name} found](../figures/{name}.png){{ width=420 }}]"
             f"({name}.md)"
         )
     pages["gallery/index.md"] = "\n".join(index) + "\n"

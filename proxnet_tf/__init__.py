@@ -16,7 +16,7 @@ from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
 from proxnet_tf.layers.recurrent.lstm import ProxLSTM
 from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell
 from proxnet_tf.losses import CCALoss, GCCALoss, cca_loss, gcca_loss
-from proxnet_tf.metrics import CanonicalCorrelation
+from proxnet_tf.metrics import CanonicalCorrelation, MeanReciprocalRank, MedianRank, RecallAtK
 from proxnet_tf.models import (
     DCCA,
     DCCAE,
@@ -40,6 +40,8 @@ __all__ = [
     "Invariance",
     "LambdaSchedule",
     "LinearCCA",
+    "MeanReciprocalRank",
+    "MedianRank",
     "MultiviewClassifier",
     "Prox",
     "ProxCCA",
@@ -49,6 +51,7 @@ __all__ = [
     "ProxLSTM",
     "ProxLSTMCell",
     "ProxRNNCell",
+    "RecallAtK",
     "Regularizer",
     "cca_loss",
     "gcca_loss",

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import proxnet_tf
-from proxnet_tf import LinearCCA
+from proxnet_tf import DCCA, LinearCCA
 from tests.helpers.saved_numbers import (
     arguments_of,
     call,
@@ -57,9 +57,12 @@ def numbered(numbers, prefix):
 REPORTED = {"residual", "unsolved", "iterations", "backward_residual", "backward_unsolved"}
 
 
-def assert_same_numbers(found, wanted, tolerance):
+def assert_same_numbers(found, wanted, tolerance, model=None):
     """The tolerance is relative to the largest number of an array, or to 1; NaN stay NaN."""
-    assert found.keys() - wanted.keys() <= {f"step_{key}" for key in REPORTED}
+    new = found.keys() - wanted.keys() - {f"step_{key}" for key in REPORTED}
+    if isinstance(model, DCCA):  # the maps of `project` came later; they are not fitted
+        new = {key for key in new if "weight_" not in key or found[key].any()}
+    assert not new
     assert wanted.keys() <= found.keys()
     for key, value in wanted.items():
         assert found[key].dtype == value.dtype, key
@@ -140,7 +143,7 @@ def check_numbers(model, name):
         training=case["training"],
         graph=case["graph"],
     )
-    assert_same_numbers(found, wanted, case["tolerance"])
+    assert_same_numbers(found, wanted, case["tolerance"], model)
 
 
 def fresh(name):
@@ -168,11 +171,11 @@ def check_weights(file, name, folder):
     model.load_weights(folder / "model.weights.h5")
     case, wanted = MANIFEST["cases"][name], recorded(name)
     if case["graph"]:  # solvers take long to trace, and the other file has run them
-        assert_same_numbers(weights_of(model), weights_in(wanted), 0.0)
+        assert_same_numbers(weights_of(model), weights_in(wanted), 0.0, model)
         return
     wanted = {k: v for k, v in wanted.items() if not k.startswith(("step", "target", "training"))}
     found = numbers_of(model, numbered(wanted, "input"), numbered(wanted, "cotangent"))
-    assert_same_numbers(found, wanted, case["tolerance"])
+    assert_same_numbers(found, wanted, case["tolerance"], model)
 
 
 def check_export(file, name, folder):

@@ -15,6 +15,7 @@ from proxnet_tf.datasets.speech import (
     load_articulatory_speech,
     split_utterances,
 )
+from proxnet_tf.datasets.unlabelled import with_unlabelled
 from proxnet_tf.datasets.words import (
     build_crosslingual,
     load_crosslingual,
@@ -44,4 +45,5 @@ __all__ = [
     "split_pairs",
     "split_utterances",
     "unpack",
+    "with_unlabelled",
 ]

@@ -190,21 +190,24 @@ class MultiviewModel(keras.Model):
     def _encode(self, inputs: Any, **mode: Any) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The codes, and the views with 0 in the place of what is missing."""
         check_views(inputs, len(self.encoders), type(self).__name__, "views")
-        codes, views = [], []
-        for encoder, x in zip(self.encoders, inputs, strict=True):
-            missing = None
-            if self.nan_is_missing and tf.as_dtype(x.dtype).is_floating:
-                missing = tf.math.is_nan(x)
-                x = with_mask(tf.where(missing, tf.zeros_like(x), x), mask_of(x))
-            code = apply(encoder, x, **mode)
-            if missing is not None:
-                # A code (batch, d) is of a whole example, a code (batch, time, d) of its steps.
-                axes = list(range(len(code.shape) - 1, len(x.shape)))
-                present = ~tf.reduce_any(missing, axis=axes) if axes else ~missing
-                code = with_mask(tf.identity(code), mask_of(code), present)
-            codes.append(code)
-            views.append(x)
-        return codes, views
+        pairs = [self._code(e, x, **mode) for e, x in zip(self.encoders, inputs, strict=True)]
+        return [code for code, _ in pairs], [x for _, x in pairs]
+
+    def _code(
+        self, encoder: keras.layers.Layer, x: tf.Tensor, **mode: Any
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The code of one view, and the view with 0 in the place of what is missing."""
+        missing = None
+        if self.nan_is_missing and tf.as_dtype(x.dtype).is_floating:
+            missing = tf.math.is_nan(x)
+            x = with_mask(tf.where(missing, tf.zeros_like(x), x), mask_of(x))
+        code = apply(encoder, x, **mode)
+        if missing is not None:
+            # A code (batch, d) is of a whole example, a code (batch, time, d) of its steps.
+            axes = list(range(len(code.shape) - 1, len(x.shape)))
+            present = ~tf.reduce_any(missing, axis=axes) if axes else ~missing
+            code = with_mask(tf.identity(code), mask_of(code), present)
+        return code, x
 
     def _logits(self, features: Sequence[tf.Tensor], training: bool) -> Any:
         logits = [apply(p, x) for p, x in zip(self.predictors, features, strict=True)]

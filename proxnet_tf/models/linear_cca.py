@@ -56,6 +56,7 @@ class LinearCCA:
     >>> z, w = cca.transform(x[400:], y[400:])
     >>> z = cca.transform(x[400:])  # the other view is missing
     >>> w = cca.transform(y=y[400:])
+    >>> w = cca.project(y[400:], 1)  # the same
     >>> round(cca.score(x[400:], y[400:]), 3)
     1.0
 
@@ -116,23 +117,39 @@ class LinearCCA:
         Returns:
             The pair when both are given, else the one projection.
         """
-        if not hasattr(self, "weights_"):
-            raise ValueError("LinearCCA is not fitted: call `fit(x, y)` before `transform`.")
         x, y = _pair(x, y)
-        projections = []
-        for name, view, mean, weights in zip("xy", (x, y), self.means_, self.weights_, strict=True):
-            if view is None:
-                continue
-            view = _matrix(name, view)
-            if view.shape[1] != len(mean):
-                raise ValueError(
-                    f"`{name}` must have the {len(mean)} columns that LinearCCA was fitted with. "
-                    f"Received: {name}.shape={view.shape}"
-                )
-            projections.append((view - mean) @ weights)
-        if not projections:
+        views = [(index, view) for index, view in enumerate((x, y)) if view is not None]
+        if not views:
             raise ValueError("`transform` needs `x`, `y` or both. Received neither.")
+        projections = [self._projected(view, index, "xy"[index]) for index, view in views]
         return projections[0] if len(projections) == 1 else (projections[0], projections[1])
+
+    def project(self, view: Any, index: int) -> np.ndarray:
+        """The canonical variates of one view, (view - mean) W, `(n, k)`, without the other.
+
+        It is what `transform` gives of that view, with the weights W = `weights_[index]`.
+
+        Args:
+            view: rows of one view, `(n, d)`.
+            index: 0 for the first view, 1 for the second.
+
+        Raises:
+            ValueError: another index, and as `transform`.
+        """
+        if check_integer("index", index, at_least=0) > 1:
+            raise ValueError(f"`index` must be 0 or 1. Received: index={index}")
+        return self._projected(view, int(index), "view")
+
+    def _projected(self, view: Any, index: int, name: str) -> np.ndarray:
+        if not hasattr(self, "weights_"):
+            raise ValueError("LinearCCA is not fitted: call `fit(x, y)` before it projects.")
+        view, mean = _matrix(name, view), self.means_[index]
+        if view.shape[1] != len(mean):
+            raise ValueError(
+                f"`{name}` must have the {len(mean)} columns that LinearCCA was fitted with. "
+                f"Received: {name}.shape={view.shape}"
+            )
+        return (view - mean) @ self.weights_[index]
 
     def fit_transform(self, x: Any, y: Any = None) -> tuple[np.ndarray, np.ndarray]:
         """`fit(x, y)`, then the projections of both views."""

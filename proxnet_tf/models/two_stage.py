@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from proxnet_tf.checks import at_least_float32, check_number
 from proxnet_tf.models.base import (
-    MultiviewModel,
     apply,
     build_and_infer,
     check_layers,
@@ -18,6 +17,7 @@ from proxnet_tf.models.base import (
     over_last_axes,
     with_mask,
 )
+from proxnet_tf.models.projection import ProjectingModel
 
 UNWEIGHTED = (
     "The correlation belongs to the batch and cannot weight its rows; leave {} out of `pretrain`."
@@ -25,7 +25,7 @@ UNWEIGHTED = (
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class DCCA(MultiviewModel):
+class DCCA(ProjectingModel):
     """Deep canonical correlation analysis: codes that correlate, then a classifier on the codes.
 
         pretrain:  min over f  L(f_1(x_1), ..., f_J(x_J)),  L = - sum_{i<=k} sigma_i for two views
@@ -59,8 +59,14 @@ class DCCA(MultiviewModel):
     as many rows as a code has columns. Sample weights are honoured by `fit` and refused by
     `pretrain`. Under a `tf.distribute` strategy each replica has its own correlation in `pretrain`.
 
+    The codes correlate up to a linear map of each view. `fit_projections` finds these maps, after
+    which `project` gives the canonical variates of one view without the others: in them a query
+    with one view finds the other by the cosine (`RecallAtK`). The maps are saved with the model;
+    `pretrain` drops them.
+
     Raises:
-        ValueError: as `MultiviewClassifier`; `fit` or `train_on_batch` before `pretrain`.
+        ValueError: as `MultiviewClassifier`; `fit` or `train_on_batch` before `pretrain`,
+            `project` before `fit_projections`.
 
     Example:
 
@@ -70,6 +76,9 @@ class DCCA(MultiviewModel):
     >>> _ = model.pretrain([x, y], epochs=2, verbose=0)
     >>> model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     >>> _ = model.fit([x, y], keras.ops.arange(8) % 3, verbose=0)
+    >>> correlations = model.fit_projections([x, y])
+    >>> model.project(x, 0).shape, model.project(y[:1], 1).shape
+    (TensorShape([8, 2]), TensorShape([1, 2]))
 
     Reference: Andrew, Arora, Bilmes, Livescu, Deep canonical correlation analysis (2013); the
     paper's section 6.
@@ -145,6 +154,8 @@ class DCCA(MultiviewModel):
         finally:
             fix(self.encoders)
         self.pretrained.assign(1.0)
+        for projection in self.projections:
+            projection.fitted.assign(0.0)  # the codes have changed
         return history
 
     def _pretraining(self) -> keras.Model:

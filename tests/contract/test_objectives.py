@@ -8,6 +8,7 @@ from tests.helpers.layer_checks import assert_finite, assert_same, policy, same_
 from tests.helpers.registry import CONFIGURED, PAIR, SIZES, THREE, TRIPLE
 
 LOSSES = {"CCALoss": (PAIR, SIZES), "GCCALoss": (TRIPLE, THREE)}
+METRICS = ("CanonicalCorrelation", "RecallAtK", "MeanReciprocalRank", "MedianRank")
 TARGET = np.zeros((len(PAIR), 1), "float32")
 
 
@@ -64,8 +65,9 @@ def test_losses_train_under_every_policy(name, dtype):
     assert history[1] < history[0]
 
 
-def test_metric_is_that_of_the_epoch_and_survives_saving(tmp_path):
-    make = CONFIGURED["CanonicalCorrelation"]
+@pytest.mark.parametrize("name", METRICS)
+def test_metric_is_that_of_the_epoch_and_survives_saving(name, tmp_path):
+    make = CONFIGURED[name]
     whole = make()
     whole.update_state(TARGET, PAIR)
     parts = make()
@@ -88,10 +90,12 @@ def test_metric_is_that_of_the_epoch_and_survives_saving(tmp_path):
     assert second == pytest.approx(first, rel=1e-4)
 
 
-def test_two_metrics_in_one_model():
+@pytest.mark.parametrize("name", METRICS[:2])
+def test_two_metrics_in_one_model(name):
     names = ("one", "other")
-    kind = type(CONFIGURED["CanonicalCorrelation"]())
-    metrics = [kind(k + 1, split=SIZES, name=name) for k, name in enumerate(names)]
+    kind, split = type(CONFIGURED[name]()), CONFIGURED[name]().get_config()["split"]
+    views = {"views": (0, 2)} if len(split) > 2 else {}
+    metrics = [kind(k + 1, split=split, name=name, **views) for k, name in enumerate(names)]
     model = dense(7, "mse", metrics=metrics)
     found = model.evaluate(PAIR, np.zeros_like(PAIR), verbose=0, return_dict=True)
     assert found["other"] > found["one"] > 0

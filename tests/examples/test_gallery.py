@@ -18,7 +18,7 @@ ALONE = ("more_devices",)  # sets up devices before TensorFlow starts
 
 def test_there_are_enough():
     wanted = {"few_labels", "missing_views", "prox_lstm_swap", "convex_prior"}
-    wanted |= {"invariant_kernel", "search", "export_and_serve", "more_devices"}
+    wanted |= {"invariant_kernel", "search", "export_and_serve", "more_devices", "retrieval"}
     assert wanted <= set(SCRIPTS)
 
 

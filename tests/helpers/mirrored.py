@@ -13,10 +13,12 @@ from proxnet_tf import (
     GCCALoss,
     GCCARegularizer,
     LambdaSchedule,
+    MedianRank,
     Prox,
     ProxCCA,
     ProxGCCA,
     ProxLSTM,
+    RecallAtK,
     linear_lambda,
 )
 from proxnet_tf.solvers import Newton
@@ -150,15 +152,22 @@ def losses(strategy):
     return errors
 
 
-def epoch(strategy):
-    """The metric after two batches of which each replica sees a part, against one device."""
+METRICS = {
+    "correlation": lambda **kw: CanonicalCorrelation(split=(3, 4), **kw),
+    "recall": lambda **kw: RecallAtK(9, split=(3, 1, 3), views=(0, 2), capacity=64, **kw),
+    "median": lambda **kw: MedianRank(split=(3, 1, 3), views=(0, 2), capacity=64, **kw),
+}
+
+
+def epoch(strategy, make):
+    """A metric after two batches of which each replica sees a part, against one device."""
     x = shared_views(64, (3, 4), seed=8) + 2.0 * (np.arange(64) >= 32)[:, None]
-    alone = CanonicalCorrelation(split=(3, 4), dtype="float64")
+    alone = make(dtype="float64")
     alone.update_state(None, x)
     found = {"one device": float(alone.result())}
     for split in (32, 20, 64):
         with strategy.scope():
-            metric = CanonicalCorrelation(split=(3, 4), dtype="float64")
+            metric = make(dtype="float64")
 
         def step(x, weight, metric=metric):
             metric.update_state(None, x, weight[:, 0])
@@ -169,6 +178,13 @@ def epoch(strategy):
         run(x[40:], np.ones((24, 1)), max(split - 40, 0))
         found[str(split)] = float(metric.result())
     return found
+
+
+def retrieval_model():
+    """Metrics of retrieval in a model that XLA would compile on one device."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((7,)), keras.layers.Dense(6)])
+    return model, CCALoss(2, epsilon=0.1, synchronized=True), [RecallAtK(5), MedianRank()]
 
 
 def correlated_model():
@@ -255,7 +271,7 @@ def main():
     found = {
         "exactness": exactness(strategy),
         "losses": losses(strategy),
-        "epoch": epoch(strategy),
+        "epoch": {name: epoch(strategy, make) for name, make in METRICS.items()},
         "fit": {},
     }
     data = shared_views(40, (3, 4), seed=3).astype("float32")
@@ -264,6 +280,7 @@ def main():
     cases = (
         (views_model, [data[:, :3], data[:, 3:]]),
         (sequence_model, sequences),
+        (retrieval_model, data + np.arange(40, dtype="float32")[:, None] / 20),
         (correlated_model, data + np.arange(40, dtype="float32")[:, None] / 20),
     )
     for make, x in cases:

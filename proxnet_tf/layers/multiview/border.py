@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import at_least_float32, check_bool, check_integer, check_number
+from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.multiview.correlation import CCA, Correlation
 from proxnet_tf.ops.multiview.envelope import Envelope, moreau_envelope
 from proxnet_tf.ops.multiview.newton import Settings
@@ -47,6 +48,24 @@ class Views(NamedTuple):
             return x
         parts = tf.split(x, self.correlation.sizes, axis=-1)
         return keras.tree.pack_sequence_as(self.structure, parts)
+
+    def weights(self, sample_weight: Any) -> tf.Tensor:
+        """How often each row counts, `[n, 1]` float64: 0 where a view is missing.
+
+        Args:
+            sample_weight: a number, `(batch,)`, `(batch, 1)` or with time steps `(batch, time)`;
+                None is 1. What is not a number >= 0 becomes NaN.
+        """
+        rank = len(self.parts[0].shape) - 1
+        check_real("`sample_weight`", sample_weight)
+        weight = tf.cast(1.0 if sample_weight is None else sample_weight, tf.float64)
+        if len(weight.shape) == rank + 1:  # (batch, 1) for rows (batch,)
+            weight = tf.squeeze(weight, -1)
+        while 0 < len(weight.shape) < rank:
+            weight = weight[..., None]
+        weight = tf.reshape(tf.broadcast_to(weight, self.lead), [-1, 1])
+        weight = tf.where(weight >= 0, weight, tf.cast(float("nan"), weight.dtype))
+        return weight if self.valid is None else tf.where(self.valid, weight, tf.zeros_like(weight))
 
 
 class Border:
@@ -149,7 +168,9 @@ class Border:
                 )
         return self.correlation_of(keras.tree.map_structure(lambda x: tuple(x.shape), inputs))
 
-    def enter(self, inputs: Any, mask: Any = None, dtype: Any = None) -> Views:
+    def enter(
+        self, inputs: Any, mask: Any = None, dtype: Any = None, only: Sequence[int] | None = None
+    ) -> Views:
         """Takes views in.
 
         Args:
@@ -159,15 +180,30 @@ class Border:
                 one for all views, or a structure with one or None for each. By default the masks
                 that Keras attached to the views.
             dtype: of the rows; by default the widest of the views'. At least float32.
+            only: indices of the views to take in; all by default. The others are checked, but
+                neither their rows nor their masks count.
 
         Raises:
-            ValueError: masks of another rank or number than the views, and as `check`.
+            ValueError: masks of another rank or number than the views, an index that is not one
+                of a view, and as `check`.
         """
         inputs = _standardize(inputs)
         correlation = self.check(inputs)
         parts = keras.tree.flatten(inputs)
         if mask is None:
             mask = [getattr(x, "_keras_mask", None) for x in parts]
+        if only is not None:
+            if max(only) >= len(correlation.sizes):
+                raise ValueError(
+                    f"{self.owner} takes the views {tuple(only)}, counted from 0. Received: "
+                    f"{len(correlation.sizes)} views of the widths {correlation.sizes}"
+                )
+            if len(parts) == 1:
+                parts = tf.split(parts[0], correlation.sizes, axis=-1)
+                mask = keras.tree.flatten(mask) * len(parts)
+            parts, mask = ([x[index] for index in only] for x in (parts, mask))
+            sizes = tuple(correlation.sizes[index] for index in only)
+            correlation = self.kind(sizes, self._components(sizes))
         dtypes = [dtype] if dtype else [x.dtype for x in parts]
         wide = max(map(at_least_float32, dtypes), key=lambda dtype: dtype.size)
         joined = [tf.cast(x, wide) for x in parts]

@@ -15,6 +15,7 @@ from proxnet_tf.ops.multiview.linear import compiled, shrinkage, solve_hessian
 from proxnet_tf.ops.multiview.moments import (
     EXACT_RANK,
     AllReduce,
+    Gram,
     Moments,
     affine,
     column_sums,
@@ -37,6 +38,7 @@ from proxnet_tf.ops.multiview.problem import (
 __all__ = [
     "ProxResult",
     "Settings",
+    "canonical_vectors",
     "correlation_loss",
     "correlations",
     "gram_of",
@@ -93,6 +95,35 @@ def correlations(
     spectrum = _spectrum(correlation, epsilon, gram, count, rounding)
     values = (spectrum.selected * spectrum.values)[: correlation.num_components]
     return spoiled(finite, values)
+
+
+def canonical_vectors(
+    correlation: Correlation, epsilon: tf.Tensor | float, sample: Gram
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The k largest eigenvalues mu of (2), `[k]`, and sqrt(J) times their vectors, `[D, k]`.
+
+    The rows of the vectors that belong to a view map its centred columns to its canonical variates.
+    With the factor the variances of the J variates (plus eps times the squared length of their
+    vectors) have the mean one; those of `CCA` are one each. The entry of the largest size in the
+    rows of the first view is positive. Where mu is at most 1e-6, which rounding explains, both are
+    zero.
+
+    Args:
+        correlation: type, widths of the views and k.
+        epsilon: ridge >= 0 on the covariance of each view.
+        sample: see `gram_of`; NaN in gives NaN out.
+    """
+    finite, gram = guarded(sample.gram)
+    spectrum = _spectrum(correlation, epsilon, gram, sample.count, sample.rounding)
+    k = correlation.num_components
+    values = spectrum.values[:k]
+    some = tf.cast(values > 1e-6, values.dtype)
+    vectors = tf.matmul(spectrum.basis, spectrum.rotation[:, :k])
+    vectors *= some * math.sqrt(len(correlation.sizes))
+    first = vectors[: correlation.sizes[0]]
+    largest = tf.gather(tf.transpose(first), tf.argmax(tf.abs(first), axis=0), axis=1, batch_dims=1)
+    vectors = tf.where(largest < 0, -vectors, vectors)
+    return spoiled(finite, some * values), spoiled(finite, vectors)
 
 
 def _spectrum(

@@ -7,8 +7,7 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import at_least_float32
-from proxnet_tf.layers.multiview.border import Border, Views
-from proxnet_tf.ops.linear.number import check_real
+from proxnet_tf.layers.multiview.border import Border
 from proxnet_tf.ops.multiview.correlation import CCA
 from proxnet_tf.ops.multiview.moments import column_rounding
 from proxnet_tf.ops.multiview.prox import correlations
@@ -94,7 +93,7 @@ class CanonicalCorrelation(keras.metrics.Metric):
             dtypes = [at_least_float32(x.dtype) for x in views.parts]
             self._dtype_of_rows = min(dtypes, key=lambda dtype: dtype.size)
             self._build(views.correlation.width)
-        weight = _weights_of_rows(views, sample_weight)
+        weight = views.weights(sample_weight)
         rows = tf.where(weight > 0, views.rows, tf.zeros_like(views.rows))
         count = tf.reduce_sum(weight)
         mean = tf.math.divide_no_nan(tf.reduce_sum(weight * rows, 0), count)
@@ -145,17 +144,3 @@ def _together(first: _Moments, second: _Moments) -> _Moments:
     share = tf.math.divide_no_nan(m, total)
     comoment += other_comoment + n * share * gap[:, None] * gap
     return total, mean + share * gap, comoment
-
-
-def _weights_of_rows(views: Views, sample_weight: Any) -> tf.Tensor:
-    """How often each row counts, `[n, 1]`; NaN where a weight is not a number >= 0."""
-    rank = len(views.parts[0].shape) - 1
-    check_real("`sample_weight`", sample_weight)
-    weight = tf.cast(1.0 if sample_weight is None else sample_weight, tf.float64)
-    if len(weight.shape) == rank + 1:  # (batch, 1) for rows (batch,)
-        weight = tf.squeeze(weight, -1)
-    while 0 < len(weight.shape) < rank:
-        weight = weight[..., None]
-    weight = tf.reshape(tf.broadcast_to(weight, views.lead), [-1, 1])
-    weight = tf.where(weight >= 0, weight, tf.cast(float("nan"), weight.dtype))
-    return weight if views.valid is None else tf.where(views.valid, weight, tf.zeros_like(weight))

@@ -1,0 +1,293 @@
+"""Metrics of retrieval against ranks that NumPy takes one query at a time."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from proxnet_tf import MeanReciprocalRank, MedianRank, RecallAtK
+from tests.helpers.layer_checks import check_config
+
+DIRECTIONS = ("first_to_second", "second_to_first")
+
+
+def pairs(n, d=5, seed=0, noise=1.0):
+    """Codes of two views that know one another a little, of different lengths."""
+    rng = np.random.default_rng(seed)
+    hidden = rng.normal(size=(n, d))
+    first, second = (hidden + noise * rng.normal(size=(n, d)) for _ in range(2))
+    return 3.0 * first, rng.uniform(0.1, 9.0, size=(n, 1)) * second
+
+
+def places(first, second):
+    """For each query the ranks that its partner may have, by sorting its candidates."""
+    found = []
+    for i in range(len(first)):
+        cosines = []
+        for candidate in second:
+            lengths = np.linalg.norm(first[i]) * np.linalg.norm(candidate)
+            cosines.append(first[i] @ candidate / lengths if lengths else 0.0)
+        ordered = sorted(cosines, reverse=True)
+        near = [place for place, c in enumerate(ordered, 1) if abs(c - cosines[i]) < 1e-9]
+        found.append(near)
+    return found
+
+
+def expected(name, first, second, direction="both", weight=None):
+    if direction == "both":
+        return np.mean([expected(name, first, second, d, weight) for d in DIRECTIONS])
+    if direction == DIRECTIONS[1]:
+        first, second = second, first
+    found = places(first, second)
+    repeats = np.ones(len(found), int) if weight is None else weight
+    if name == "median_rank":
+        return np.median(np.repeat([np.mean(p) for p in found], repeats))
+    score = (lambda r: 1 / r) if name == "mean_reciprocal_rank" else (lambda r: r <= 3)
+    return np.average([np.mean([score(r) for r in p]) for p in found], weights=repeats)
+
+
+METRICS = {
+    "recall_at_3": lambda **k: RecallAtK(3, **k),
+    "mean_reciprocal_rank": MeanReciprocalRank,
+    "median_rank": MedianRank,
+}
+
+
+def measured(name, first, second, batches=(), weight=None, **arguments):
+    metric = METRICS[name](**({"dtype": "float64", "capacity": 64} | arguments))
+    assert metric.name == name
+    for rows in np.split(np.arange(len(first)), batches):
+        given = None if weight is None else weight[rows]
+        metric.update_state(None, [first[rows], second[rows]], given)
+    return float(metric.result())
+
+
+@pytest.mark.parametrize("direction", ["both", *DIRECTIONS])
+@pytest.mark.parametrize("name", METRICS)
+def test_epoch_is_all_pairs_at_once(name, direction):
+    first, second = pairs(41, seed=4)
+    wanted = expected(name, first, second, direction)
+    for batches in ((), (1, 20), (0, 7, 14, 40)):
+        found = measured(name, first, second, batches, direction=direction)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    # Not a mean over batches, and the directions differ.
+    halves = [measured(name, first[r], second[r]) for r in (slice(20), slice(20, None))]
+    assert abs(np.mean(halves) - expected(name, first, second)) > 0.01
+    one, other = (expected(name, first, second, d) for d in DIRECTIONS)
+    assert abs(one - other) > 1e-3
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_ties_are_expectations(name):
+    first, second = pairs(30, seed=2)
+    first[4:9] = first[3]
+    second[5:8] = 2.0 * second[3]
+    second[20:24] = second[19] * [[3.0], [0.7], [0.1], [11.0]]  # of one direction
+    first[12] = second[15] = second[16] = 0.0
+    wanted = expected(name, first, second)
+    found = [measured(name, first, second, batches) for batches in ((), (6, 14, 21))]
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("same", [1.0, 0.0])
+def test_all_tied(same):
+    """The partner is anywhere: a rank from 1 to n with equal probability."""
+    n = 12
+    codes = np.full((n, 3), same)
+    harmonic = sum(1 / r for r in range(1, n + 1))
+    np.testing.assert_allclose(measured("recall_at_3", codes, codes), 3 / n)
+    np.testing.assert_allclose(measured("mean_reciprocal_rank", codes, codes), harmonic / n)
+    np.testing.assert_allclose(measured("median_rank", codes, codes), (n + 1) / 2)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_weights_are_those_of_queries(name):
+    first, second = pairs(30, seed=3)
+    weight = np.random.default_rng(4).integers(0, 4, size=30)
+    there = weight > 0
+    wanted = expected(name, first[there], second[there], weight=weight[there])
+    first[~there] = np.nan  # takes no part
+    for given in (weight, weight[:, None], 0.1 * weight):
+        found = measured(name, first, second, (7, 19), given)
+        np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+def test_median_of_an_even_number_is_between():
+    x = np.eye(4)
+    order = [0, 2, 3, 1]  # ranks 1 and, of the others, 3: all but the first are tied
+    second = x[order]
+    assert expected("median_rank", x, second) == 3.0
+    assert measured("median_rank", x, second) == 3.0
+    assert measured("median_rank", x, second, weight=np.array([3, 1, 1, 1]) * 0.1) == 2.0
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_masks_sequences_and_more_views(name):
+    rng = np.random.default_rng(5)
+    first, second = (x.reshape(6, 5, 4) for x in pairs(30, 4, seed=6))
+    third = rng.normal(size=(6, 5, 2))
+    valid = rng.random((6, 5)) < 0.7
+    wanted = expected(name, second[valid], first[valid], "first_to_second")
+    first, second = first.astype("float32"), second.astype("float32")
+    second[~valid] = 0.0
+    views = [first, keras.layers.Masking()(second), third]
+    options = {"views": (1, 0), "direction": "first_to_second", "capacity": 30}
+    metric = METRICS[name](**options)
+    metric.update_state(None, views)
+    np.testing.assert_allclose(metric.result(), wanted, rtol=1e-5)
+
+    second[~valid, 1] = np.nan
+    third[0] = np.nan  # of no view of the pair
+    joined = np.concatenate([first, second, third], axis=-1)
+    metric = METRICS[name](split=(4, 4, 2), nan_is_missing=True, **options)
+    metric.update_state(None, joined)
+    np.testing.assert_allclose(metric.result(), wanted, rtol=1e-5)
+    metric = METRICS[name](split=(4, 4, 2), **options)
+    metric.update_state(None, joined)
+    assert np.isnan(metric.result())
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_what_is_not_a_number_shows(name):
+    first, second = pairs(9, seed=7)
+    for bad in (np.nan, -1.0):
+        weight = np.ones(9)
+        weight[2] = bad
+        assert np.isnan(measured(name, first, second, (4,), weight))
+    for bad in (np.nan, np.inf):
+        first[3, 1] = bad
+        assert np.isnan(measured(name, first, second, (5,)))
+        assert np.isnan(measured(name, second, first, (5,)))
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_more_than_has_place(name):
+    first, second = pairs(20, seed=8)
+    wanted = expected(name, first, second)
+    np.testing.assert_allclose(measured(name, first, second, (7,), capacity=20), wanted)
+    with pytest.warns(UserWarning, match=f"{name} is NaN.*capacity=19 pairs. Received: 20"):
+        assert np.isnan(measured(name, first, second, (7,), capacity=19))
+    metric = METRICS[name](capacity=19)
+    in_graph = tf.function(metric.__call__)
+    assert np.isnan(in_graph(None, [tf.constant(first), tf.constant(second)]))
+    metric.reset_state()
+    metric.update_state(None, [first[:9], second[:9]])
+    np.testing.assert_allclose(metric.result(), expected(name, first[:9], second[:9]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_nothing_seen(name):
+    metric = METRICS[name]()
+    assert float(metric.result()) == 0.0
+    metric.update_state(None, [np.ones((0, 3)), np.ones((0, 3))])
+    assert float(metric.result()) == 0.0
+    assert measured(name, np.ones((1, 2)), np.ones((1, 2))) == 1.0
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("jit", [False, True])
+def test_blocks_and_graphs(name, jit, monkeypatch):
+    """A batch that is compared in several blocks, the last one not full."""
+    monkeypatch.setattr("proxnet_tf.ops.multiview.ranks.BLOCK", 64 * 7)
+    first, second = pairs(45, seed=9)
+    second[3:5] = second[2]
+    metric = METRICS[name](capacity=64, dtype="float64")
+    metric.update_state(None, [first[:1], second[:1]])
+    metric.reset_state()
+    update = tf.function(lambda x, y: metric.update_state(None, [x, y]), jit_compile=jit)
+    for rows in (slice(16), slice(16, None)):
+        update(tf.constant(first[rows]), tf.constant(second[rows]))
+    result = tf.function(metric.result, jit_compile=jit)()
+    np.testing.assert_allclose(result, expected(name, first, second), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_dtypes(dtype):
+    codes = [tf.cast(x, dtype) for x in pairs(25, seed=10)]
+    exact = [np.asarray(tf.cast(x, "float64")) for x in codes]
+    for name, make in METRICS.items():
+        metric = make(dtype=dtype, capacity=25)
+        metric.update_state(None, codes)
+        result = metric.result()
+        assert result.dtype == dtype
+        tolerance = {"float16": 1e-3, "bfloat16": 1e-2}.get(dtype, 1e-6)
+        np.testing.assert_allclose(
+            tf.cast(result, "float64"), expected(name, *exact), rtol=tolerance
+        )
+
+
+def test_codes_near_the_ends_of_their_range():
+    first, second = pairs(20, seed=11)
+    for scales in ((1e200, 1e-200), (1e-160, 1e160)):
+        found = measured("mean_reciprocal_rank", first * scales[0], second * scales[1])
+        np.testing.assert_allclose(found, expected("mean_reciprocal_rank", first, second))
+
+
+def test_fit_and_evaluate():
+    """All three as metrics of a model of Keras, compiled by XLA as Keras likes."""
+    x = np.concatenate(pairs(50, 4, seed=12), axis=1).astype("float32")
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6)])
+    metrics = [make(capacity=50) for make in METRICS.values()]
+    model.compile("sgd", "mse", metrics=metrics, weighted_metrics=[MedianRank(name="weighted")])
+    target = np.zeros((50, 6), "float32")
+    weight = np.arange(50) % 2.0
+    data = (x, target, weight)
+    history = model.fit(
+        x, target, sample_weight=weight, batch_size=16, verbose=0, validation_data=data
+    ).history
+    logs = model.evaluate(
+        x, target, sample_weight=weight, batch_size=16, verbose=0, return_dict=True
+    )
+    output = np.split(np.float64(model.predict(x, verbose=0)), 2, axis=1)
+    for name in METRICS:
+        for found in (logs[name], history[f"val_{name}"][-1]):
+            np.testing.assert_allclose(found, expected(name, *output), rtol=1e-5)
+        assert np.isfinite(history[name][-1])
+    half = [o[1::2] for o in output]
+    np.testing.assert_allclose(logs["weighted"], expected("median_rank", *half), rtol=1e-5)
+
+
+def test_config_round_trip():
+    options = dict(
+        views=(2, 0),
+        direction="second_to_first",
+        capacity=9,
+        split=(2, 3, 2),
+        nan_is_missing=True,
+        name="mine",
+    )
+    for metric in (RecallAtK(5, **options), MeanReciprocalRank(**options), MedianRank(**options)):
+        check_config(metric)
+        assert type(metric).from_config(metric.get_config()).views == (2, 0)
+
+
+X = np.ones((4, 3), "float32")
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: RecallAtK(0), "`k` must be an integer >= 1.*k=0"),
+        (lambda: RecallAtK(capacity=0), "`capacity` must be an integer >= 1.*capacity=0"),
+        (lambda: MedianRank(direction="up"), "`direction` .*'second_to_first'.*direction='up'"),
+        (lambda: MedianRank(views=(1, 1)), r"two different views.*views=\(1, 1\)"),
+        (lambda: MedianRank(views=(0, -1)), "`views` must be an integer >= 0.*views=-1"),
+        (lambda: MedianRank(views=2), "two different views.*views=2"),
+        (lambda: MedianRank(views=(0, 2))(None, [X, X]), r"views \(0, 2\).*2 views of the widths"),
+        (lambda: MedianRank()(None, [X, X[:, :2]]), r"one width.*`LinearCCA.project`.*\(3, 2\)"),
+        (lambda: MedianRank()(None, X), "width 3, which has no halves"),
+        (lambda: MedianRank()(None, [X]), "two or more views.*Received 1"),
+        (lambda: MedianRank()(None, [X.astype(int)] * 2), "floating-point dtype.*int64"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_other_widths_than_before():
+    metric = MedianRank()
+    metric.update_state(None, [X, X])
+    with pytest.raises(ValueError, match=r"codes of the width 3\. Received: 2"):
+        metric.update_state(None, [X[:, :2], X[:, :2]])

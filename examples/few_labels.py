@@ -3,9 +3,9 @@
 Digits seen through two feature extractors, 1200 of them, of which 2 of each class have a label.
 `with_unlabelled` makes batches of 20 rows with a label and 80 without: the classification loss
 leaves the 80 out, and the correlation of the two codes uses them. Five ways, each with settings
-from docs/labels.md: plain, the correlation in the loss ("rrm"), the proximal layer between codes and
-predictors ("prox"), both, and codes trained for correlation first, predictors after (`DCCA`), which
-gains most here: 26 against 52 % error.
+from docs/labels.md: plain, the correlation in the loss ("rrm"), the proximal layer between codes
+and predictors ("prox"), both, and codes trained for correlation first, predictors after (`DCCA`),
+which gains most here: 26 against 52 % error.
 
 To copy: `with_unlabelled`, `pretrain` of `DCCA`, `correlation_weight`.
 """

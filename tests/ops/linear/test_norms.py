@@ -55,7 +55,7 @@ def test_an_entry_that_is_not_finite_spoils_its_own_vector(bad):
 
 
 def test_gradient_of_length_and_direction():
-    """`size` is a constant for gradients and changes none: d||x|| = <u, dx>, du = (I - u u^T)/||x||."""
+    """d||x|| = <u, dx> and du = (I - u u^T) dx/||x||: that `size` is a constant changes neither."""
     weights = RNG.standard_normal(X.shape)
     x = tf.constant(X)
     with tf.GradientTape(persistent=True) as tape:

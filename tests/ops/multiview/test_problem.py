@@ -64,7 +64,9 @@ def test_root_lift_and_row_spaces(name):
     size = np.where(size > 1e-9, size, 1.0)
     # R^T R = C, in the units of the columns.
     gram = case.root.T @ case.root
-    np.testing.assert_allclose(gram / size / size[:, None], xc.T @ xc / size / size[:, None], atol=1e-9)
+    np.testing.assert_allclose(
+        gram / size / size[:, None], xc.T @ xc / size / size[:, None], atol=1e-9
+    )
     # Xc R^+ has orthonormal columns, or columns of zeros, and takes R back to Xc.
     rows = xc @ case.reduction.lift.numpy()
     squares = rows.T @ rows

@@ -58,24 +58,28 @@ class Counter:
 
 
 def test_in_a_graph_the_tensors_wait_for_the_observer():
-    """Nothing but the output is asked for, and its operations run each time."""
+    """A graph by itself runs only what is asked for: the tensors must depend on the operations."""
+    with tf.Graph().as_default():
+        x, seen = tf.constant([0.25, 0.05]), tf.no_op()
+        waiting = observed(lambda report: [seen], report_of(x), [x, 2.0 * x])
+        for tensor in waiting:
+            assert seen in tensor.op.control_inputs
+
+
+def test_in_a_function_every_call_is_seen():
     counter = Counter()
 
     @tf.function(autograph=False)
     def run(x):
-        observed_x = observed(counter, report_of(x), x)
-        with tf.control_dependencies([observed_x]):
-            return observed_x + 1.0, counter.total.read_value()
+        return observed(counter, report_of(x), x) + 1.0
 
-    for expected in (0.5, 1.0):
-        y, total = run(tf.constant([0.25, 0.25]))
-        np.testing.assert_array_equal(y, [1.25, 1.25])
-        assert total == expected and counter.total == expected
+    for calls in (1, 2):
+        np.testing.assert_array_equal(run(tf.constant([0.25, 0.25])), [1.25, 1.25])
+        assert counter.total == 0.5 * calls and counter.count == calls
 
 
 @pytest.mark.parametrize("observe", [True, False])
 def test_in_the_gradient_of_a_loop_every_step_is_seen(observe):
-    """TensorFlow drops from such a gradient what no output depends on."""
     counter = Counter()
     handle = counter.total.handle
 

@@ -120,6 +120,12 @@ def test_a_direction_below_the_rounding_is_outside(share, rank):
     expected = np.outer(u, u) if rank == 2 else np.zeros((3, 3))
     np.testing.assert_allclose(unused[:3, :3], expected, atol=1e-5)
     np.testing.assert_array_equal(unused[3:, 3:], 0.0)
+    # R has nothing along such a direction, and all of it along any other.
+    count, lam, epsilon = (tf.constant(v, tf.float64) for v in (20.0, 1.0, 0.0))
+    rounding = tf.constant(np.full(6, 1e-10))
+    found = problem.reduce_gram(CCA((3, 3), 3), tf.constant(gram), count, rounding, lam, epsilon)
+    length = np.linalg.norm(found.problem.root @ np.r_[u, 0, 0, 0][:, None])
+    np.testing.assert_allclose(length, 0.0 if rank == 2 else share**0.5, rtol=1e-4, atol=1e-8)
 
 
 @pytest.mark.parametrize("count, c, t", [(0.0, 1.0, 2.0), (1.0, 1.0, 2.0), (5.0, 0.25, 10.0)])
@@ -165,6 +171,20 @@ def test_turning_is_the_derivative_along_turned_row_spaces():
     assert abs(np.sum((xc @ factor) * change)) > 1e-2 * abs(numeric)
     np.testing.assert_array_equal(factor[:, 4], 0.0)  # the constant column
     np.testing.assert_allclose(factor @ case.within, 0.0, atol=1e-12)
+
+
+def test_turning_of_any_linear_map():
+    """The adjoint of dX -> P_j X_j^+ dX_j (I - Pi_j) for P = X + Xc N, N not symmetric."""
+    rng, kind = np.random.default_rng(9), CCA((3, 3), 3)
+    case = Case(kind, rank_one_short())
+    xc = case.x - case.x.mean(0)
+    step, y = rng.normal(size=(6, 6)), rng.normal(size=case.x.shape)
+    y -= y.mean(0)
+    found = problem.turning(kind, case.reduction, tf.constant(step), tf.constant(xc.T @ y)).numpy()
+    moved, outside = xc @ step, np.eye(6) - projections(case.x, kind.sizes)
+    for s in kind.slices:
+        back = np.linalg.pinv(xc[:, s], rcond=1e-9).T @ moved[:, s].T @ y[:, s] @ outside[s, s]
+        np.testing.assert_allclose(xc @ found[:, s], back, atol=1e-9 * np.abs(back).max())
 
 
 def test_nothing_turns_where_the_views_have_full_rank():

@@ -88,6 +88,32 @@ def prox(x, sizes, lam, k, epsilon, objective="cca", descent=False):
     return found.x.reshape(x.shape), found.fun
 
 
+def reduced_value_and_slope(w, root, n, sizes, lam, k, epsilon, objective="cca"):
+    """The problem in D x D: ||W - R||^2 / (2t) + L and F(W) = W - R + t dL/dW, with t = n/lam.
+
+    L is that of the n rows P = Q W, Q with centred orthonormal columns, so that P^T P = W^T W.
+    """
+    rng, t = np.random.default_rng(0), n / lam
+    q = rng.normal(size=(n, len(w)))
+    q, _ = np.linalg.qr(q - q.mean(0))
+    value, gradient = value_and_gradient(q @ w, sizes, k, epsilon, objective)
+    return ((w - root) ** 2).sum() / (2 * t) + value, w - root + t * q.T @ gradient
+
+
+def reduced_minimiser(root, within, n, sizes, lam, k, epsilon, objective="cca"):
+    """W = W Pi that L-BFGS finds from R, good to about 1e-7; Pi = `within`, a projection."""
+
+    def function(flat):
+        w = flat.reshape(root.shape) @ within
+        value, slope = reduced_value_and_slope(w, root, n, sizes, lam, k, epsilon, objective)
+        return value, lam / n * (slope @ within).ravel()
+
+    options = dict(maxiter=5000, maxfun=10000, ftol=1e-16, gtol=1e-10, maxcor=30)
+    start = root.ravel()
+    found = scipy.optimize.minimize(function, start, jac=True, method="L-BFGS-B", options=options)
+    return found.x.reshape(root.shape) @ within
+
+
 def linear_correlations(x, y):
     """Canonical correlations of two samples by QR, in descending order."""
     qx = scipy.linalg.orth(x - x.mean(0))

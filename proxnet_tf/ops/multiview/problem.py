@@ -54,7 +54,7 @@ class Reduction(NamedTuple):
     Attributes:
         problem: the data of (4).
         lift: R^+, `[D, D]`.
-        turn: block-diagonal C_jj^+, zero where every view has full rank; see `turning`.
+        turn: block-diagonal C_jj^+ for `turning`; zero where C has full rank.
     """
 
     problem: Problem

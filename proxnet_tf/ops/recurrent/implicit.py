@@ -180,7 +180,8 @@ def implicit_state(
         transpose: from `inputs`, `constants` and c to J^T c.
         contract: from `inputs`, `constants` and a, w, c, u of (8) to the cotangents of `inputs`.
             This function and `transpose` have to be differentiable.
-        observer: sees the report of the solve behind the first derivative.
+        observer: sees the report of every solve for a cotangent: one for a first derivative, more
+            for those of higher order.
 
     Returns:
         c and the report of its solve.

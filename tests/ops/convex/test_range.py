@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from proxnet_tf import Regularizer
 from proxnet_tf.ops.convex.table import OPERATORS
-from proxnet_tf.ops.linear import norms
 from tests.helpers.operator_case import Case
 
 # Entries of either sign between 0.05 and 1 of the size, so that none falls out of the range.
@@ -114,29 +113,3 @@ def test_nan_under_a_mask_changes_nothing(name):
     np.testing.assert_array_equal(found[0][0][mask], found[1][0][mask])
     np.testing.assert_array_equal(found[0][1], found[1][1])
     assert np.isnan(found[1][0][~mask]).all()
-
-
-def test_norm_and_its_gradient():
-    z = tf.constant([[3e38, -1e38], [3e-37, 4e-37], [0.0, 0.0], [np.inf, 1.0], [np.nan, 1.0]])
-    with tf.GradientTape() as tape:
-        tape.watch(z)
-        length = norms.norm(z)
-        total = tf.reduce_sum(tf.constant([7.0, 7.0, 1.0, 1.0, 1.0]) * length)
-    np.testing.assert_allclose(length, [np.sqrt(10) * 1e38, 5e-37, 0, np.inf, np.nan], rtol=1e-6)
-    slope = [[7 * 3 / np.sqrt(10), -7 / np.sqrt(10)], [4.2, 5.6], [0, 0], [np.nan] * 2]
-    np.testing.assert_allclose(tape.gradient(total, z), [*slope, [np.nan] * 2], rtol=1e-6)
-
-
-def test_second_derivative_of_the_norm():
-    x, v = tf.constant([[1.0, -2.0, 0.5]], tf.float64), tf.constant([[0.3, 1.0, -0.7]], tf.float64)
-    with tf.GradientTape() as outer:
-        outer.watch(x)
-        with tf.GradientTape() as inner:
-            inner.watch(x)
-            length = norms.norm(x)
-        along = tf.reduce_sum(inner.gradient(length, x) * v)
-    size = np.linalg.norm(x)
-    unit = x.numpy() / size
-    np.testing.assert_allclose(
-        outer.gradient(along, x), (v - np.sum(unit * v) * unit) / size, atol=1e-12
-    )

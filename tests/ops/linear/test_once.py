@@ -1,4 +1,4 @@
-"""Derivatives that are not provided: an error, never zero."""
+"""Derivatives that are not provided: an error, never zero; the others pass."""
 
 import keras
 import numpy as np
@@ -59,11 +59,61 @@ def test_tapes_record_in_reverse_mode_and_in_graphs():
     tf.function(check_tapes)()
 
 
-def test_the_second_derivative_is_refused():
-    x = tf.constant(3.0)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = differentiable_once(lambda x: x**2, "square")(x)
-    assert float(y) == 9.0
-    with pytest.raises(NotImplementedError, match="The square provides first derivatives only"):
-        tape.gradient(y, x)
+@tf.custom_gradient
+def cube(x):
+    """x^3 with its first derivative only."""
+
+    def backward(y):
+        return differentiable_once(lambda y, x: 3 * x**2 * y, "cube")(y, x)
+
+    return x**3, backward
+
+
+def first_and_second(x):
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            y = cube(x)
+        slope = inner.gradient(y, x)
+    return slope, lambda: outer.gradient(slope, x)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_first_derivative_is_that_of_the_function(graph):
+    def slope_at(x):
+        return first_and_second(x)[0]
+
+    run = tf.function(slope_at) if graph else slope_at
+    np.testing.assert_allclose(run(tf.constant([2.0, -3.0])), [12.0, 27.0])
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_second_derivative_is_an_error_that_names_what(graph):
+    def second_at(x):
+        return first_and_second(x)[1]()
+
+    run = tf.function(second_at, autograph=False) if graph else second_at
+    with pytest.raises(NotImplementedError, match="The cube provides first derivatives only"):
+        run(tf.constant([2.0, -3.0]))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_no_argument_has_a_derivative(index):
+    """Nor is there a second way round, through a variable that the function reads."""
+    arguments = [tf.constant(2.0), tf.constant(5.0)]
+    variable = tf.Variable(3.0)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(arguments)
+        found = differentiable_once(lambda a, b: a * b * variable)(*arguments)
+    assert float(found) == 30.0
+    for wanted in (arguments[index], variable):
+        with pytest.raises(NotImplementedError, match="The proximal map provides"):
+            tape.gradient(found, wanted)
+
+
+def test_structures_pass():
+    """Several results, and arguments of other dtypes."""
+    found = differentiable_once(lambda a, k: (a + 1.0, 2 * k))(tf.constant(0.5), tf.constant(3))
+    assert [float(f) for f in found] == [1.5, 6.0]
+    assert found[1].dtype == tf.int32

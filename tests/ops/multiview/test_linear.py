@@ -1,95 +1,68 @@
-"""The Hessian of (4) and linear systems with it, by central differences and dense solves."""
+"""Linear systems with the Hessian of (4), against dense solves of differences in NumPy."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview import linear, newton, problem
+from proxnet_tf.ops.multiview import linear
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA
-from proxnet_tf.ops.multiview.moments import moments_of
-from proxnet_tf.ops.multiview.newton import Settings
-from tests.helpers.data import shared_views
-
-KINDS = [CCA((3, 3), 3), CCA((2, 4), 2), CCA((4, 2), 1), GCCA((3, 3), 3), GCCA((2, 1, 2), 3)]
+from tests.ops.multiview.cases import Case, deficient_rows
 
 
-def reduction_of(kind, n=40, lam=1.0, epsilon=1e-2, seed=0):
-    moments = moments_of(tf.constant(shared_views(n, kind.sizes, seed)))
-    numbers = (tf.constant(v, tf.float64) for v in (lam, epsilon))
-    found = problem.reduce_gram(kind, moments.gram, moments.count, moments.rounding, *numbers)
-    return found.problem
-
-
-def point_of(kind, data, w):
-    return problem.evaluate(kind, data, tf.constant(w))
-
-
-def hessian_of(kind, data, point, wide=False):
-    model = linear.MODELS[type(kind)]
-    ingredients = model.ingredients_at(kind, data, point)
-    return model, model.hessian_at(kind, data, point, model.decompose(kind, ingredients, wide))
-
-
-def gradient_of(kind, data, w):
-    """F(W)."""
-    point = point_of(kind, data, w)
-    return (point.slope @ tf.transpose(point.spectrum.basis)).numpy()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_hessian_is_the_differential_of_the_gradient(kind):
-    data = reduction_of(kind)
-    rng = np.random.default_rng(1)
-    w = data.root.numpy() + 0.3 * rng.normal(size=data.root.shape)
-    change = rng.normal(size=w.shape)
-    h = 1e-6
-    above, below = (gradient_of(kind, data, w + s * h * change) for s in (1, -1))
-    numeric = (above - below) / (2 * h)
-    point = point_of(kind, data, w)
-    model, hessian = hessian_of(kind, data, point)
-    # V = v T^-1 on the right; coordinates of a gradient are those of a vector's dual.
-    v = model.enter(kind, hessian, tf.constant(change) @ point.spectrum.basis)
-    product = model.leave(kind, hessian, model.product(kind, hessian, v))
-    product = product @ tf.transpose(point.spectrum.basis)
-    np.testing.assert_allclose(product, numeric, atol=1e-6 * np.abs(numeric).max())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_hessian_and_preconditioner_are_symmetric_and_positive(kind):
-    data = reduction_of(kind)
-    found = newton.solve(kind, data, Settings(jit=False))
-    model, hessian = hessian_of(kind, data, found.point)
-    size = kind.width**2
-    basis = np.eye(size).reshape(size, kind.width, kind.width)
-    for function in (model.product, model.precondition):
-        matrix = np.stack([np.ravel(function(kind, hessian, tf.constant(e))) for e in basis])
-        np.testing.assert_allclose(matrix, matrix.T, atol=1e-9 * np.abs(matrix).max())
-        assert np.linalg.eigvalsh(matrix)[0] > 0.0
-
-
-def test_ridge_is_left_out_of_a_step_only_where_it_is_small():
-    kind = CCA((4, 4), 4)
-    for epsilon, matters in ((1e-7, False), (0.1, True)):
-        data = reduction_of(kind, epsilon=epsilon)
-        point = point_of(kind, data, data.root)
-        model, hessian = hessian_of(kind, data, point)
-        assert bool(hessian.exact) is matters
-        v = tf.constant(np.random.default_rng(2).normal(size=(8, 8)))
-        exact, quick = (model.product(kind, hessian, v, e) for e in (True, None))
-        assert np.abs(exact - quick).max() <= (0.0 if matters else 1e-3) * np.abs(exact).max()
+def dense_hessian(case, w):
+    """H on all D x D directions, column by column."""
+    size, width = case.kind.width**2, case.kind.width
+    units = np.eye(size).reshape(size, width, width)
+    return np.stack([np.ravel(case.differential(w, e)) for e in units], 1)
 
 
 @pytest.mark.parametrize("kind", [CCA((3, 5), 2), GCCA((3, 2, 3), 4)])
 def test_linear_solve_equals_a_dense_one(kind):
-    data = reduction_of(kind)
-    point = newton.solve(kind, data, Settings(jit=False)).point
-    size = kind.width**2
-    h, columns = 1e-6, []
-    for e in np.eye(size).reshape(size, kind.width, kind.width):
-        above, below = (gradient_of(kind, data, point.w + s * h * e) for s in (1, -1))
-        columns.append(np.ravel(above - below) / (2 * h))
-    rhs = np.random.default_rng(3).normal(size=point.w.shape)
-    expected = np.linalg.solve(np.array(columns).T, rhs.ravel()).reshape(rhs.shape)
-    found, report = linear.solve_hessian(kind, data, point, tf.constant(rhs), 1e-12, jit=False)
+    case = Case(kind)
+    w = case.minimiser()
+    rhs = np.random.default_rng(3).normal(size=w.shape)
+    expected = np.linalg.solve(dense_hessian(case, w), rhs.ravel()).reshape(rhs.shape)
+    found, report = linear.solve_hessian(
+        kind, case.data, case.point(w), tf.constant(rhs), 1e-12, jit=False
+    )
     np.testing.assert_allclose(found, expected, atol=1e-6 * np.abs(expected).max())
     assert report.converged and report.residual <= 1e-12 and report.iterations > 1
+
+
+@pytest.mark.parametrize("kind", [CCA((3, 3), 3), GCCA((3, 2, 2), 3)])
+def test_outside_the_row_spaces_the_hessian_is_the_identity(kind):
+    case = Case(kind, deficient_rows(40, kind.sizes))
+    w = case.minimiser()
+    rhs = np.random.default_rng(4).normal(size=w.shape)
+    # Inside: the dense system on directions V Pi, by least squares.
+    onto = np.kron(np.eye(kind.width), case.within)
+    inside = onto @ dense_hessian(case, w) @ onto
+    expected = np.linalg.lstsq(inside, onto @ rhs.ravel(), rcond=1e-9)[0].reshape(rhs.shape)
+    expected += rhs @ case.data.unused.numpy()
+    found, report = linear.solve_hessian(
+        kind, case.data, case.point(w), tf.constant(rhs), 1e-12, jit=False
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-6 * np.abs(expected).max())
+    assert report.converged
+
+
+def test_negative_curvature_is_not_converged():
+    """At W = R and a small lam the Hessian is indefinite."""
+    case = Case(CCA((3, 3), 3), lam=0.02)
+    values = np.linalg.eigvalsh(dense_hessian(case, case.root))
+    assert values[0] < -0.1
+    rhs = tf.constant(case.random(5))
+    _, report = linear.solve_hessian(
+        case.kind, case.data, case.point(case.root), rhs, 1e-10, jit=False
+    )
+    assert not report.converged
+
+
+@pytest.mark.parametrize("kind", [CCA((3, 3), 3), GCCA((2, 3), 3)])
+def test_shrinkage_is_the_inverse_of_the_metric(kind):
+    """W (I + t Gam) = F(W) + R, by the reference."""
+    case = Case(kind)
+    w = case.away()
+    shrink = linear.shrinkage(kind, case.point(w)).numpy()
+    np.testing.assert_allclose((case.reference(w)[1] + case.root) @ shrink, w, atol=1e-9)
+    np.testing.assert_allclose(shrink, shrink.T, atol=1e-12)

@@ -10,15 +10,6 @@ from proxnet_tf.ops.multiview.prox import Settings, multiview_prox
 from tests.helpers.data import shared_views
 
 
-def test_pack_keeps_every_number():
-    rng = np.random.default_rng(4)
-    shapes = {2: (3, 3), 1: (3,), 0: ()}
-    state = tf.nest.map_structure(lambda r: tf.constant(rng.normal(size=shapes[r])), newton._STATE)
-    again = newton.unpack(newton._STATE, newton.pack(state))
-    tf.nest.map_structure(np.testing.assert_array_equal, state, again)
-    assert type(again) is type(state)
-
-
 @pytest.mark.parametrize("kind", [CCA((3, 3), 3), GCCA((3, 3), 3)])
 @pytest.mark.parametrize("method", ["newton", pytest.param("lbfgs", marks=pytest.mark.slow)])
 def test_equal_sizes_share_one_solver_whatever_the_numbers(kind, method):

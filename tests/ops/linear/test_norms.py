@@ -1,0 +1,111 @@
+"""Norms and directions, where squares overflow or vanish too, against NumPy in float64."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from proxnet_tf.ops.linear.norms import headroom, norm, polar
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((4, 3))
+
+SIZES = {"float32": [1e-35, 1e-20, 1.0, 1e20, 1e38], "float64": [1e-300, 1e-200, 1.0, 1e200, 1e307]}
+
+
+@pytest.mark.parametrize("dtype", SIZES)
+def test_norm_and_direction_at_any_size(dtype):
+    tolerance = 4 * np.finfo(dtype).eps
+    for size in SIZES[dtype]:
+        # NumPy's answer for X of ordinary size, which the size does not change.
+        x = (size * X).astype(dtype)
+        given = x.astype("float64") / size
+        length = np.linalg.norm(given, axis=1, keepdims=True)
+        parts = polar(tf.constant(x))
+        np.testing.assert_allclose(norm(x, keepdims=True) / size, length, rtol=tolerance)
+        np.testing.assert_allclose(norm(x) / size, length[:, 0], rtol=tolerance)
+        np.testing.assert_allclose(parts.unit, given / length, rtol=0, atol=tolerance)
+        np.testing.assert_array_equal(parts.size[:, 0], np.abs(x).max(1))
+        np.testing.assert_allclose(parts.size * parts.length * parts.unit, x, rtol=2 * tolerance)
+        assert np.all((parts.length >= 1) & (parts.length <= np.sqrt(3) * (1 + tolerance)))
+        assert {norm(x).dtype, *(part.dtype for part in parts)} == {tf.as_dtype(dtype)}
+
+
+def test_vectors_of_zeros_have_no_direction():
+    parts = polar(tf.zeros([2, 3]))
+    np.testing.assert_array_equal(parts.size, np.ones((2, 1)))
+    np.testing.assert_array_equal(parts.length, np.zeros((2, 1)))
+    np.testing.assert_array_equal(parts.unit, np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3)])
+def test_vectors_without_entries_and_batches_without_vectors(shape):
+    x = tf.zeros(shape)
+    np.testing.assert_array_equal(norm(x), np.zeros(shape[0]))
+    assert polar(x).unit.shape == shape
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_an_entry_that_is_not_finite_spoils_its_own_vector(bad):
+    x = X.copy()
+    x[1, 2] = bad
+    unit = polar(tf.constant(x)).unit.numpy()
+    assert np.isnan(unit[1]).all()
+    np.testing.assert_allclose(np.delete(unit, 1, 0), polar(tf.constant(X)).unit.numpy()[[0, 2, 3]])
+    assert norm(x)[1] == np.inf if np.isinf(bad) else np.isnan(norm(x)[1])
+
+
+def test_gradient_of_length_and_direction():
+    """d||x|| = <u, dx> and du = (I - u u^T) dx/||x||: that `size` is a constant changes neither."""
+    weights = RNG.standard_normal(X.shape)
+    x = tf.constant(X)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        parts = polar(x)
+        length = parts.size * parts.length
+        along = tf.reduce_sum(weights * parts.unit)
+    size = np.linalg.norm(X, axis=1, keepdims=True)
+    unit = X / size
+    np.testing.assert_allclose(tape.gradient(length, x), unit, atol=1e-14)
+    across = weights - np.sum(unit * weights, 1, keepdims=True) * unit
+    np.testing.assert_allclose(tape.gradient(along, x), across / size, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", SIZES)
+def test_headroom_is_a_power_of_two_that_keeps_sums_in_range(dtype):
+    largest = np.finfo(dtype).max
+    x = tf.constant([[1.0, -1.0], [2.0**-34, 0], [-(2.0**-31), 0], [1.0, 0.0]], dtype) * largest
+    x = tf.tensor_scatter_nd_update(x, [[3]], tf.constant([[1e3, -1e3]], dtype))
+    room = headroom(x)
+    np.testing.assert_array_equal(room, [[2.0**-32], [1.0], [2.0**-32], [1.0]])
+    sums = tf.reduce_sum(tf.repeat(tf.abs(room * x), 1000, axis=-1), -1)
+    assert np.isfinite(sums).all()
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        room = headroom(x)
+    assert tape.gradient(room, x) is None
+
+
+def test_norm_and_its_gradient():
+    z = tf.constant([[3e38, -1e38], [3e-37, 4e-37], [0.0, 0.0], [np.inf, 1.0], [np.nan, 1.0]])
+    with tf.GradientTape() as tape:
+        tape.watch(z)
+        length = norm(z)
+        total = tf.reduce_sum(tf.constant([7.0, 7.0, 1.0, 1.0, 1.0]) * length)
+    np.testing.assert_allclose(length, [np.sqrt(10) * 1e38, 5e-37, 0, np.inf, np.nan], rtol=1e-6)
+    slope = [[7 * 3 / np.sqrt(10), -7 / np.sqrt(10)], [4.2, 5.6], [0, 0], [np.nan] * 2]
+    np.testing.assert_allclose(tape.gradient(total, z), [*slope, [np.nan] * 2], rtol=1e-6)
+
+
+def test_second_derivative_of_the_norm():
+    x, v = tf.constant([[1.0, -2.0, 0.5]], tf.float64), tf.constant([[0.3, 1.0, -0.7]], tf.float64)
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            length = norm(x)
+        along = tf.reduce_sum(inner.gradient(length, x) * v)
+    size = np.linalg.norm(x)
+    unit = x.numpy() / size
+    np.testing.assert_allclose(
+        outer.gradient(along, x), (v - np.sum(unit * v) * unit) / size, atol=1e-12
+    )

@@ -1,0 +1,180 @@
+"""The proximal state of any cell, against Jacobians by complex steps and dense solves in NumPy."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from proxnet_tf.ops.recurrent.black_box import Linearised, prox_black_box
+from proxnet_tf.ops.recurrent.solve import CG, Solver
+from tests.helpers import prox_lstm_reference as reference
+from tests.helpers.differences import central_difference
+from tests.ops.recurrent.cases import SIZES, check_second_derivative
+
+RHO = 0.7
+SQRT_RHO = tf.constant(RHO**0.5, tf.float64)
+
+
+def state(x, parameters, constants):
+    """A cell with a constant of its own and one that is absent."""
+    a, b = parameters
+    assert constants["nothing"] is None
+    return tf.tanh(x @ a + constants["shift"]) * tf.sin(x @ b)
+
+
+def numpy_state(x, a, b, shift):
+    return np.tanh(x @ a + shift) * np.sin(x @ b)
+
+
+def problem(batch, features, units, seed=0):
+    """x, the parameters a and b, s; and the constant."""
+    rng = np.random.default_rng(seed)
+    shapes = (batch, features), (features, units), (features, units), (batch, units)
+    return [rng.normal(size=shape) for shape in shapes], rng.normal(size=(batch, units))
+
+
+def state_of(values, shift, solver=CG, **more):
+    x, a, b, s = values
+    constants = {"shift": tf.constant(shift), "nothing": None}
+    return prox_black_box(state, x, [a, b], constants, s, SQRT_RHO, solver, **more)
+
+
+def expected(values, shift):
+    x, a, b, s = values
+    return reference.prox(s, reference.jacobian(lambda x: numpy_state(x, a, b, shift), x), RHO)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_products_with_the_jacobian(sizes):
+    (x, a, b, _), shift = problem(*sizes)
+    calls = []
+
+    def counted(x):
+        calls.append(1)
+        return state(x, [a, b], {"shift": shift, "nothing": None})
+
+    linear = Linearised(counted, tf.constant(x))
+    j = reference.jacobian(lambda x: numpy_state(x, a, b, shift), x)
+    np.testing.assert_allclose(linear.s, numpy_state(x, a, b, shift), atol=1e-14)
+    rng = np.random.default_rng(1)
+    for _ in range(2):
+        v, t = rng.normal(size=x.shape), rng.normal(size=shift.shape)
+        np.testing.assert_allclose(
+            linear.product(tf.constant(v)), np.einsum("nuf,nf->nu", j, v), atol=1e-12
+        )
+        np.testing.assert_allclose(
+            linear.transpose(tf.constant(t)), np.einsum("nuf,nu->nf", j, t), atol=1e-12
+        )
+    assert len(calls) == 1  # the state is evaluated once
+
+
+def test_a_state_without_the_input_has_no_jacobian():
+    x, s = tf.ones([2, 3], tf.float64), tf.constant([[1.0, -2.0], [0.5, 0.0]], tf.float64)
+    linear = Linearised(lambda x: s, x)
+    np.testing.assert_array_equal(linear.product(x), np.zeros((2, 2)))
+    np.testing.assert_array_equal(linear.transpose(s), np.zeros((2, 3)))
+    for method in ("cg", "cholesky"):
+        weight = tf.constant(3.0, tf.float64)
+        with tf.GradientTape() as tape:
+            tape.watch([x, s, weight])
+            c, report = prox_black_box(
+                lambda x, parameters, _: parameters[0] * tf.ones_like(s) + 0.0 * x[:, :2],
+                x,
+                [weight],
+                None,
+                s,
+                SQRT_RHO,
+                Solver(method),
+            )
+        np.testing.assert_array_equal(c, s)
+        assert report.converged.numpy().all()
+        dx, ds, dweight = tape.gradient(c, [x, s, weight])
+        np.testing.assert_array_equal(dx, np.zeros((2, 3)))
+        np.testing.assert_array_equal(ds, np.ones((2, 2)))
+        assert float(dweight) == 0.0
+
+
+@pytest.mark.parametrize("method", ["cg", "cholesky"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_state_and_its_gradient(sizes, method):
+    """In x, the parameters and s, by differences of dense solves."""
+    values, shift = problem(*sizes)
+    weights = np.random.default_rng(2).normal(size=shift.shape)
+    tensors = [tf.constant(v) for v in values]
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        c, report = state_of(tensors, shift, Solver(method))
+        loss = tf.reduce_sum(weights * c)
+    np.testing.assert_allclose(c, expected(values, shift), atol=1e-10)
+    assert report.converged.numpy().all() and report.converged.shape == sizes[:1]
+    for index, gradient in enumerate(tape.gradient(loss, tensors)):
+        numeric = central_difference(lambda *v: np.sum(weights * expected(v, shift)), values, index)
+        np.testing.assert_allclose(gradient, numeric, atol=1e-7, err_msg=f"argument {index}")
+
+
+@pytest.mark.parametrize("method", ["cg", "cholesky"])
+def test_second_derivative(method):
+    values, shift = problem(2, 3, 2)
+
+    def loss(*tensors):
+        return tf.reduce_sum(tf.sin(state_of(tensors, shift, Solver(method))[0]))
+
+    check_second_derivative(loss, values, graph=False)
+
+
+def test_in_a_graph_it_is_the_same():
+    values, shift = problem(2, 3, 2)
+
+    def both(*tensors):
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            c, report = state_of(tensors, shift)
+        return c, *report, *tape.gradient(c, tensors)
+
+    shapes = [[None, 3], [3, 2], [3, 2], [None, 2]]
+    signature = [tf.TensorSpec(shape, tf.float64) for shape in shapes]
+    graph = tf.function(both, signature, autograph=False)
+    tensors = [tf.constant(v) for v in values]
+    for left, right in zip(graph(*tensors), both(*tensors), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-12)
+
+
+@pytest.mark.parametrize("bound, solved", [(1, False), (50, True)])
+def test_both_solves_are_reported(bound, solved):
+    values, shift = problem(3, 6, 5)
+    seen = []
+    tensors = [tf.constant(v) for v in values]
+    solver = Solver(tolerance=1e-9, max_iterations=bound)
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        c, report = state_of(tensors, shift, solver, observer=lambda r: seen.append(r) or [])
+    assert not seen
+    tape.gradient(c, tensors, tf.constant(np.random.default_rng(3).normal(size=c.shape)))
+    assert len(seen) == 1
+    for told in (report, seen[0]):
+        np.testing.assert_array_equal(told.converged, [solved] * 3)
+        np.testing.assert_array_equal(told.residual <= 1e-9, told.converged)
+        assert int(told.iterations) == 1 if not solved else 1 < int(told.iterations) <= 50
+    error = np.linalg.norm(c - expected(values, shift), axis=1)
+    size = np.linalg.norm(values[3], axis=1)
+    assert (error <= report.residual * size + 1e-12).numpy().all()
+    assert solved or (error > 1e-3).all()
+
+
+def test_a_rough_cell_is_not_solved_to_the_last_digit():
+    """A cell that computes in float16 gives the tolerance."""
+    values, shift = problem(3, 6, 5)
+    tensors = [tf.constant(v) for v in values]
+    fine, rough = (state_of(tensors, shift, jacobian_dtype=dtype)[1] for dtype in (None, "float16"))
+    assert np.max(fine.residual) <= 1e-12 < np.max(rough.residual) <= 1e-3
+    assert rough.converged.numpy().all()
+
+
+def test_constants_have_no_gradient():
+    values, shift = problem(2, 3, 2)
+    x, a, b, s = (tf.constant(v) for v in values)
+    shift, sqrt_rho = tf.constant(shift), tf.constant(0.5, tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch([shift, sqrt_rho])
+        constants = {"shift": shift, "nothing": None}
+        c, _ = prox_black_box(state, x, [a, b], constants, s, sqrt_rho, CG)
+    assert tape.gradient(c, [shift, sqrt_rho]) == [None, None]

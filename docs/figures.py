@@ -46,8 +46,9 @@ def rows_of(text):
 
 
 def results(title):
-    """The first table of a section of RESULTS.md."""
-    text = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
+    """The first table of a section of RESULTS.md or of a page of results."""
+    pages = [ROOT / "RESULTS.md", *sorted((ROOT / "docs").glob("*.md"))]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     return rows_of(text[text.index(f"## {title}") :])
 
 

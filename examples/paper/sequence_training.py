@@ -22,6 +22,7 @@ from proxnet_tf.datasets import (
 from proxnet_tf.models.adversarial import normalize_per_example
 
 PREDICT = 100  # series at a time
+STEPS = 16  # padded to a multiple of so many steps: few shapes to compile
 REPETITIONS = 10  # of a digit by a speaker, one after the other in Spoken Arabic Digits
 
 
@@ -99,7 +100,7 @@ TASKS = {
         batch=50,
         by_length=True,
         speakers=True,
-        epochs=15,
+        epochs=10,
         fine_tune=6,
         seeds=3,
     ),
@@ -145,15 +146,18 @@ def pieces(x, size, similar, seed=0):
     """Rows of mini-batches, each with its number of steps.
 
     Mini-batches of similar length are cut out of the series sorted by it (ties at random) and have
-    the steps of their longest one; others are of random series, with all steps.
+    the steps of their longest one, rounded up; others are of random series, with all steps.
     """
-    if similar:
-        lengths = np.any(x != 0.0, axis=-1).sum(axis=1)
-        order = by_length(lengths, seed)
-    else:
+    if not similar:
         order = np.random.default_rng(seed).permutation(len(x))
-    cut = np.split(order, range(size, len(x), size))
-    return [(rows, lengths[rows].max() if similar else x.shape[1]) for rows in cut]
+        return [(rows, x.shape[1]) for rows in np.split(order, range(size, len(x), size))]
+    lengths = np.any(x != 0.0, axis=-1).sum(axis=1)
+    cut = np.split(by_length(lengths, seed), range(size, len(x), size))
+    longest = [lengths[rows].max() for rows in cut]
+    return [
+        (rows, min(-(-m // STEPS) * STEPS, x.shape[1]))
+        for rows, m in zip(cut, longest, strict=True)
+    ]
 
 
 def batches(x, y, size, similar, seed):
@@ -179,7 +183,7 @@ class Network:
             self.model.epsilon = self.epsilon  # read by the graph: one graph for all values
         self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         optimizer = task.optimizer()
-        self.model.compile(optimizer, self.loss)
+        self.model.compile(optimizer, self.loss, jit_compile=True)
         optimizer.build(self.network.trainable_variables)
         self.fresh = [v.numpy() for v in optimizer.variables]
         self.forward = tf.function(lambda x: self.network(x, training=False), reduce_retracing=True)

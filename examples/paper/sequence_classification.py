@@ -37,12 +37,13 @@ The protocol, written before the first run (the sizes after timing single steps)
 * Then seeds 0, 1, ... on the test part, which nothing else sees. Noise: normal, of standard
   deviation 0.2, 0.5 and 1 in units of a feature's, on all test series. Attack: five steps of
   projected gradient ascent of the loss in an L2 ball of radius 0.5, 1 and 2 around a whole
-  normalized series, on at most 500 test series. Neither on IMDB.
+  normalized series, on at most 500 test series (of Spoken Arabic Digits 200). Neither on IMDB.
 * Fewer training series (Japanese Vowels: 5, 10, 15, 20 of 25 a class, those of 5 among those of
   10): as many steps of the same batch size, the first four methods.
 * Sizes (epochs of the first and the second stage, seeds for settings, for tests): Japanese Vowels
-  100, 50, 5, 10; Spoken Arabic Digits, the first four methods, 10, 6, 2, 3; IMDB, 5,000 reviews to
-  train and 5,000 to test, of 200 words of a vocabulary of 10,000: 6, 3, 1, 5.
+  60, 30, 5, 10 (fewer series: 5); Spoken Arabic Digits, the first four methods, 100 training
+  series a digit of the 550 after the split: 20, 10, 2, 3; IMDB, 5,000 reviews to train and 5,000
+  to test, of 200 words of a vocabulary of 10,000: 6, 3, 1, 5.
 * Differences are paired by seed. Wilcoxon's signed-rank test, two-sided; Holm's correction over the
   comparisons of a row.
 """
@@ -128,14 +129,16 @@ class Study:
 
     def _parts(self, seed, count):
         """Training and validation parts, the test part's values."""
-        fitted, held_out = split(self.train, seed, self.task.speakers, count)
+        fitted, held_out = split(
+            self.train, seed, self.task.speakers, count or self.options.per_class
+        )
         x, x_test = normalized(self.task, self.train, self.test, fitted)
         fit, held = ((x[k], self.train.labels[k]) for k in (fitted, held_out))
         return fit, held, x_test
 
     def steps(self, epochs):
         """As many for every number of training series: epochs of all of them."""
-        fitted, _ = split(self.train, 0, self.task.speakers)
+        fitted, _ = split(self.train, 0, self.task.speakers, self.options.per_class)
         return epochs * -(-len(fitted) // self.task.batch)
 
     def _first_stage(self, seed, count, epsilon):
@@ -244,7 +247,8 @@ class Study:
     def run(self):
         """All runs that are missing, in the order of the protocol."""
         options = self.options
-        names = ("units", "words", "steps", "examples", "epochs", "fine_tune", "tuning_seeds")
+        names = ("units", "words", "steps", "examples", "per_class", "epochs", "fine_tune")
+        names = (*names, "tuning_seeds")
         size = {name: getattr(options, name) for name in names}
         if self.log.once(lambda: size, stage="size") != size:
             raise SystemExit(f"{self.log.path} holds runs of another size than {size}")
@@ -285,9 +289,8 @@ def parse(argv=None):
     parser.add_argument("--tuning-seeds", type=positive)
     parser.add_argument("--epochs", type=positive, help="of the first stage")
     parser.add_argument("--fine-tune", type=positive, help="epochs of the second stage")
-    parser.add_argument(
-        "--counts", type=positive, nargs="*", help="training series a class, besides all"
-    )
+    parser.add_argument("--per-class", type=positive, help="training series a class at most")
+    parser.add_argument("--counts", type=positive, nargs="*", help="smaller numbers of them")
     parser.add_argument("--units", type=positive, help="of the LSTM, and IMDB's embedding")
     parser.add_argument(
         "--words", type=positive, default=10000, help="IMDB: size of the vocabulary"
@@ -297,7 +300,8 @@ def parse(argv=None):
     parser.add_argument("--report", action="store_true", help="of the runs there are; run nothing")
     options = parser.parse_args(argv)
     task = TASKS[options.dataset]
-    for name in ("methods", "seeds", "tuning_seeds", "epochs", "fine_tune", "counts", "units"):
+    sizes = ("seeds", "tuning_seeds", "epochs", "fine_tune", "per_class", "counts", "units")
+    for name in ("methods", *sizes):
         if getattr(options, name) is None:
             setattr(options, name, getattr(task, name))
     options.examples = options.examples or task.examples

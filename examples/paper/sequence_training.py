@@ -30,9 +30,9 @@ REPETITIONS = 10  # of a digit by a speaker, one after the other in Spoken Arabi
 class Task:
     """A data set, its network, the sizes of its study, and the paper's accuracies.
 
-    `epochs` are of the first stage, `fine_tune` of the second; `counts` are numbers of training
-    series a class, besides all of them; `epsilons` are where the grid starts, in half decades;
-    `attacked` is the largest number of test series that are attacked.
+    `epochs` are of the first stage, `fine_tune` of the second; `per_class` is how many training
+    series a class has at most, `counts` are smaller numbers of them; `epsilons` are where the grid
+    starts, in half decades; `attacked` is how many test series are attacked at most.
     """
 
     title: str
@@ -50,6 +50,7 @@ class Task:
     fine_tune: int = 50
     tuning_seeds: int = 2
     seeds: int = 10
+    per_class: int | None = None
     counts: tuple = ()
     methods: tuple = ("LSTM", "AdvLSTM", "ProxLSTM", "both at once")
     examples: int | None = None
@@ -81,6 +82,8 @@ TASKS = {
         filters=32,
         batch=45,
         by_length=True,
+        epochs=60,
+        fine_tune=30,
         tuning_seeds=5,
         counts=(5, 10, 15, 20),
         methods=(*Task.methods, "ProxLSTM after AdvLSTM"),
@@ -100,9 +103,11 @@ TASKS = {
         batch=50,
         by_length=True,
         speakers=True,
-        epochs=10,
-        fine_tune=6,
+        per_class=100,
+        epochs=20,
+        fine_tune=10,
         seeds=3,
+        attacked=200,
     ),
     "uea": Task("UEA", lambda options: load_uea(options.data, options.name), 64, by_length=True),
     "imdb": Task(

@@ -1,4 +1,4 @@
-"""Draws the figures of the site from the package, docs/tables and RESULTS.md (about a minute).
+"""Draws the figures of the site from the package, docs/tables and pages (about a minute).
 
     python docs/figures.py              # all of them
     python docs/figures.py views moons  # some
@@ -45,9 +45,9 @@ def rows_of(text):
     return cells[0], cells[2:]
 
 
-def results(title):
-    """The first table of a section of RESULTS.md."""
-    text = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
+def results(title, page="RESULTS.md"):
+    """The first table of a section of RESULTS.md, or of another page."""
+    text = (ROOT / page).read_text(encoding="utf-8")
     return rows_of(text[text.index(f"## {title}") :])
 
 
@@ -126,12 +126,12 @@ def dropout():
     save(figure, "dropout")
 
 
-# From RESULTS.md -------------------------------------------------------------------------------
+# From RESULTS.md and docs/recurrent.md -----------------------------------------------------------
 
 
 def noise():
-    """Accuracy under noise in the input, from the section on Japanese Vowels."""
-    header, rows = results("Japanese Vowels")
+    """Accuracy under noise in the input, on Japanese Vowels."""
+    header, rows = results("Japanese Vowels", "docs/recurrent.md")
     wanted = {"clean": 0.0, "noise 0.2": 0.2, "noise 0.5": 0.5, "noise 1": 1.0}
     found = {row[0]: row[1:] for row in rows if row[0] in wanted}
     figure, axis = plt.subplots(figsize=(6, 3.2))

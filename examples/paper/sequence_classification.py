@@ -30,10 +30,10 @@ The protocol, written before the first run (the sizes after timing single steps)
   same for all methods. Features are normalized over the training part.
 * Settings: epsilon of AdvLSTM; lam of each of the three methods with a ProxLSTM (delta = 1), with
   the epsilon of AdvLSTM where there is one. A grid starts with three values, half decades of
-  epsilon (1, 3, 10; IMDB 0.1, 0.3, 1), decades of lam (0.01, 0.1, 1), and grows on the side where
-  the best value lies at an edge, up to nine values. The best mean validation accuracy on seeds of
-  their own (100, 101, ...) wins, then the validation loss. Chosen with all training series, used
-  at every number.
+  epsilon (1, 3, 10; IMDB 0.1, 0.3, 1), decades of lam (0.01, 0.1, 1; for the other two methods
+  around ProxLSTM's), and grows on the side where the best value lies at an edge, up to nine values.
+  The best mean validation accuracy on seeds of their own (100, 101, ...) wins, then the validation
+  loss. Chosen with all training series, used at every number.
 * Then seeds 0, 1, ... on the test part, which nothing else sees. Noise: normal, of standard
   deviation 0.2, 0.5 and 1 in units of a feature's, on all test series. Attack: five steps of
   projected gradient ascent of the loss in an L2 ball of radius 0.5, 1 and 2 around a whole
@@ -206,8 +206,11 @@ class Study:
                 known = self.settings_of("AdvLSTM")
             if name == "AdvLSTM":
                 found = self.tune(name, "epsilon", self.task.epsilons, known)
-            elif method.prox:
+            elif name == "ProxLSTM":
                 found = self.tune(name, "lam", LAMS, known)
+            elif method.prox:
+                lam = round(np.log10(self.settings_of("ProxLSTM")["lam"]))
+                found = self.tune(name, "lam", [lam + k - LAMS[1] for k in LAMS], known)
             if "kind" in found:
                 self.log.once(lambda: found, stage="chosen", method=name)
             self.settings[name] = found["settings"]

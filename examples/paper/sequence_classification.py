@@ -209,8 +209,9 @@ class Study:
             elif name == "ProxLSTM":
                 found = self.tune(name, "lam", LAMS, known)
             elif method.prox:
-                lam = round(np.log10(self.settings_of("ProxLSTM")["lam"]))
-                found = self.tune(name, "lam", [lam + k - LAMS[1] for k in LAMS], known)
+                middle = round(np.log10(self.settings_of("ProxLSTM")["lam"]))
+                grid = [middle + k - LAMS[len(LAMS) // 2] for k in LAMS]
+                found = self.tune(name, "lam", grid, known)
             if "kind" in found:
                 self.log.once(lambda: found, stage="chosen", method=name)
             self.settings[name] = found["settings"]

@@ -41,7 +41,7 @@ The protocol, written before the first run (the sizes after timing single steps)
 * Fewer training series (Japanese Vowels: 5, 10, 15, 20 of 25 a class, those of 5 among those of
   10): as many steps of the same batch size, the first four methods.
 * Sizes (epochs of the first and the second stage, seeds for settings, for tests): Japanese Vowels
-  60, 30, 5, 10 (fewer series: 5); Spoken Arabic Digits, the first four methods, 100 training
+  60, 30, 3, 10 (fewer series: 5); Spoken Arabic Digits, the first four methods, 100 training
   series a digit of the 550 after the split: 20, 10, 2, 3; IMDB, 5,000 reviews to train and 5,000
   to test, of 200 words of a vocabulary of 10,000: 6, 3, 1, 5.
 * Differences are paired by seed. Wilcoxon's signed-rank test, two-sided; Holm's correction over the
@@ -168,52 +168,54 @@ class Study:
         )
         return network
 
+    def validation(self, name, settings):
+        """Mean validation accuracy and -loss over the seeds for settings."""
+
+        def validate(seed):
+            return self.trained(name, settings, seed).validation(*self.parts(seed, None)[1])
+
+        seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + self.options.tuning_seeds)
+        scores = [
+            self.log.once(
+                functools.partial(validate, seed),
+                **dict(stage="tune", method=name, settings=settings, seed=seed),
+            )
+            for seed in seeds
+        ]
+        accuracy, loss = map(float, np.mean(scores, axis=0))
+        note(f"{name} {settings}: validation accuracy {accuracy:.2f}, loss {-loss:.4f}")
+        return accuracy, loss
+
     def tune(self, name, kind, start, known):
         """The value of `kind` of a method, beside settings that are `known`; all that was tried."""
-        seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + self.options.tuning_seeds)
-
-        def score(k):
-            settings = {**known, kind: strength(kind, k)}
-
-            def validate(seed):
-                return self.trained(name, settings, seed).validation(*self.parts(seed, None)[1])
-
-            scores = [
-                self.log.once(
-                    functools.partial(validate, seed),
-                    **dict(stage="tune", method=name, settings=settings, seed=seed),
-                )
-                for seed in seeds
-            ]
-            accuracy, loss = np.mean(scores, axis=0)
-            note(f"{name}, {kind} {settings[kind]:g}: validation {accuracy:.2f}, loss {-loss:.4f}")
-            return float(accuracy), float(loss)
-
-        best, scores, at_edge = choose(score, start)
-        tried = [[strength(kind, k), *values] for k, values in scores.items()]
+        best, scores, at_edge = choose(
+            lambda k: self.validation(name, {**known, kind: strength(kind, k)}), start
+        )
         return {
             "settings": {**known, kind: strength(kind, best)},
             "kind": kind,
-            "tried": tried,
+            "tried": [[strength(kind, k), *values] for k, values in scores.items()],
             "at_edge": at_edge,
         }
 
     def settings_of(self, name):
         """The chosen settings of a method."""
         if name not in self.settings:
-            method, known, found = METHODS[name], {}, {"settings": {}}
+            method, known = METHODS[name], {}
             if name != "AdvLSTM" and (method.adversarial or method.adversarial_first):
                 known = self.settings_of("AdvLSTM")
             if name == "AdvLSTM":
                 found = self.tune(name, "epsilon", self.task.epsilons, known)
+            elif name == "LSTM":
+                tried = [[0.0, *self.validation(name, {})]]  # to compare with the others'
+                found = {"settings": {}, "kind": "nothing", "tried": tried, "at_edge": False}
             elif name == "ProxLSTM":
                 found = self.tune(name, "lam", LAMS, known)
-            elif method.prox:
+            else:
                 middle = round(np.log10(self.settings_of("ProxLSTM")["lam"]))
                 grid = [middle + k - LAMS[len(LAMS) // 2] for k in LAMS]
                 found = self.tune(name, "lam", grid, known)
-            if "kind" in found:
-                self.log.once(lambda: found, stage="chosen", method=name)
+            self.log.once(lambda: found, stage="chosen", method=name)
             self.settings[name] = found["settings"]
         return self.settings[name]
 

@@ -88,7 +88,7 @@ def settings_table(runs):
     for one in runs:
         if one["run"]["stage"] == "chosen":
             chosen = one["result"]
-            best = chosen["settings"][chosen["kind"]]
+            best = chosen["settings"].get(chosen["kind"], 0.0)
             tried = ", ".join(
                 f"**{value:g}: {accuracy:.2f}**" if value == best else f"{value:g}: {accuracy:.2f}"
                 for value, accuracy, _ in chosen["tried"]

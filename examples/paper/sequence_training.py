@@ -84,7 +84,7 @@ TASKS = {
         by_length=True,
         epochs=60,
         fine_tune=30,
-        tuning_seeds=5,
+        tuning_seeds=3,
         counts=(5, 10, 15, 20),
         methods=(*Task.methods, "ProxLSTM after AdvLSTM"),
     ),
@@ -191,8 +191,16 @@ class Network:
         self.model.compile(optimizer, self.loss, jit_compile=True)
         optimizer.build(self.network.trainable_variables)
         self.fresh = [v.numpy() for v in optimizer.variables]
-        self.forward = tf.function(lambda x: self.network(x, training=False), reduce_retracing=True)
-        self.attack_step = tf.function(self._attack_step, reduce_retracing=True)
+        # One graph for series of any length; reviews have one length.
+        shape = (None, *data.values.shape[1:]) if task.words else (None, None, data.values.shape[2])
+        x = tf.TensorSpec(shape, data.values.dtype)
+        y = tf.TensorSpec((None,), data.labels.dtype)
+        self.signature = x, y
+        self.forward = tf.function(lambda x: self.network(x, training=False), input_signature=[x])
+        number, mask = tf.TensorSpec(()), tf.TensorSpec((None, None), tf.bool)
+        self.attack_step = tf.function(
+            self._attack_step, input_signature=[x, x, y, mask, number, number]
+        )
 
     def train(self, start, data, steps, seed, epsilon=None, lam=None):
         """Trains from the weights `start` (by layer) with a fresh optimizer."""
@@ -206,15 +214,9 @@ class Network:
         for variable, value in zip(self.model.optimizer.variables, self.fresh, strict=True):
             variable.assign(value)
         x, y = data
-        signature = (
-            tf.TensorSpec((None, None, *x.shape[2:]), x.dtype),
-            tf.TensorSpec((None,), y.dtype),
-        )
-        if self.task.words:
-            signature = (tf.TensorSpec((None, x.shape[1]), x.dtype), signature[1])
         fed = tf.data.Dataset.from_generator(
             lambda: batches(x, y, self.task.batch, self.task.by_length, seed),
-            output_signature=signature,
+            output_signature=self.signature,
         )
         self.model.fit(fed, steps_per_epoch=steps, epochs=1, shuffle=False, verbose=0)
 

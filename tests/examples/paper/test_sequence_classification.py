@@ -166,7 +166,7 @@ def write_ramps(folder):
 def test_a_uea_pair_from_files_to_table(monkeypatch, tmp_path):
     write_ramps(tmp_path)
     small(monkeypatch, "uea", batch=8, filters=8)
-    arguments = "--dataset uea --seeds 2 --tuning-seeds 1 --epochs 12 --fine-tune 2 --units 4"
+    arguments = "--dataset uea --seeds 2 --tuning-seeds 1 --epochs 30 --fine-tune 4 --units 4"
     arguments += f" --counts 8 --data {tmp_path} --output {tmp_path} --methods"
     results = example.main([*arguments.split(), *METHODS])
     assert list(results[None]) == METHODS and list(results[8]) == METHODS[:4]
@@ -182,12 +182,16 @@ def test_a_uea_pair_from_files_to_table(monkeypatch, tmp_path):
     assert chosen["ProxLSTM"]["settings"] == {"lam": 0.1}
     assert chosen["both at once"]["settings"] == {"epsilon": 0.3, "lam": 0.1}
     assert chosen["both at once"]["at_edge"]
-    table = {row[0]: row[1:] for row in table_rows((tmp_path / "uea.md").read_text())}
-    clean = [[by_seed[k]["clean"] for k in (0, 1)] for by_seed in results[None].values()]
-    assert table["clean, 95 % interval of the mean"][0].startswith(
-        f"{np.mean(clean[1]) - np.mean(clean[0]):+.2f} ±"
+    rows = table_rows((tmp_path / "uea.md").read_text())
+    few, clean = (
+        {name: [by_seed[k]["clean"] for k in (0, 1)] for name, by_seed in results[count].items()}
+        for count in (8, None)
     )
-    assert table["LSTM"][1] == f"{np.mean(clean[0]):.2f} ± {np.std(clean[0], ddof=1):.2f}"
+    for name in METHODS[:4]:
+        cells = [f"{np.mean(v[name]):.2f} ± {np.std(v[name], ddof=1):.2f}" for v in (few, clean)]
+        assert [name, *cells] in rows
+    ((_, *gains),) = [row for row in rows if row[0] == "clean, 95 % interval of the mean"]
+    assert gains[0].startswith(f"{np.mean(clean['AdvLSTM']) - np.mean(clean['LSTM']):+.2f} ±")
     for name in ("uea_tsne", "uea_curve"):
         assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
 
@@ -203,7 +207,7 @@ def test_a_uea_pair_from_files_to_table(monkeypatch, tmp_path):
     again = example.main([*arguments.split(), *METHODS])
     assert again == results and measured == [("both at once", 1, 8)]
     with pytest.raises(SystemExit, match="another size"):
-        example.main([*arguments.replace("--epochs 12", "--epochs 11").split(), *METHODS])
+        example.main([*arguments.replace("--epochs 30", "--epochs 29").split(), *METHODS])
     report = ["--dataset", "uea", "--output", str(tmp_path), "--report"]
     assert example.main(report) == results
 

@@ -140,7 +140,7 @@ def noise():
         mean, spread = np.transpose(pairs)
         axis.errorbar(list(wanted.values()), mean, spread, marker="o", capsize=3, label=name)
     axis.set(xlabel="noise added to the input, in its standard deviations")
-    axis.set(ylabel="test accuracy, %", title="Japanese Vowels, ten seeds")
+    axis.set(ylabel="test accuracy, %", title="Japanese Vowels")
     axis.legend()
     save(figure, "noise")
 

@@ -55,7 +55,7 @@ def difference_table(methods):
     if not pairs:
         return ""
     rows = []
-    for key in next(iter(methods["LSTM"].values())):
+    for key in next(iter(next(iter(methods.values())).values())):
         differences = [paired(methods[a], methods[b], key) for a, b in pairs]
         rows.append((key, *with_p(differences)))
     clean = [paired(methods[a], methods[b], "clean") for a, b in pairs]

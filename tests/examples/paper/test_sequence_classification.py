@@ -226,12 +226,12 @@ def test_reviews(monkeypatch, tmp_path):
         arrays[f"x_{part}_lengths"], arrays[f"y_{part}"] = lengths, labels
     np.savez(tmp_path / "imdb.npz", **arrays)
     small(monkeypatch, "imdb", batch=16)
-    arguments = "--dataset imdb --seeds 2 --epochs 20 --fine-tune 2 --units 8 --words 20 --steps 10"
+    arguments = "--dataset imdb --seeds 1 --epochs 20 --fine-tune 2 --units 8 --words 20 --steps 10"
+    arguments += " --methods AdvLSTM ProxLSTM"
     arguments += f" --data {tmp_path / 'imdb.npz'} --output {tmp_path}"
     results = example.main(arguments.split())
     for by_seed in results[None].values():
-        assert [list(by_seed[seed]) for seed in (0, 1)] == [["clean"]] * 2
-        assert min(row["clean"] for row in by_seed.values()) > 70.0
+        assert list(by_seed[0]) == ["clean"] and by_seed[0]["clean"] > 70.0
 
 
 def test_stages_start_where_they_should(monkeypatch, tmp_path):

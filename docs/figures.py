@@ -1,4 +1,4 @@
-"""Draws the figures of the site from the package, docs/tables and RESULTS.md (about a minute).
+"""Draws the figures of the site from the package, docs/tables and pages (about a minute).
 
     python docs/figures.py              # all of them
     python docs/figures.py views moons  # some
@@ -45,10 +45,9 @@ def rows_of(text):
     return cells[0], cells[2:]
 
 
-def results(title):
-    """The first table of a section of RESULTS.md or of a page of results."""
-    pages = [ROOT / "RESULTS.md", *sorted((ROOT / "docs").glob("*.md"))]
-    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+def results(title, page="RESULTS.md"):
+    """The first table of a section of RESULTS.md, or of another page."""
+    text = (ROOT / page).read_text(encoding="utf-8")
     return rows_of(text[text.index(f"## {title}") :])
 
 
@@ -127,12 +126,12 @@ def dropout():
     save(figure, "dropout")
 
 
-# From RESULTS.md -------------------------------------------------------------------------------
+# From RESULTS.md and docs/recurrent.md -----------------------------------------------------------
 
 
 def noise():
-    """Accuracy under noise in the input, from the section on Japanese Vowels."""
-    header, rows = results("Japanese Vowels")
+    """Accuracy under noise in the input, on Japanese Vowels."""
+    header, rows = results("Japanese Vowels", "docs/recurrent.md")
     wanted = {"clean": 0.0, "noise 0.2": 0.2, "noise 0.5": 0.5, "noise 1": 1.0}
     found = {row[0]: row[1:] for row in rows if row[0] in wanted}
     figure, axis = plt.subplots(figsize=(6, 3.2))
@@ -141,7 +140,7 @@ def noise():
         mean, spread = np.transpose(pairs)
         axis.errorbar(list(wanted.values()), mean, spread, marker="o", capsize=3, label=name)
     axis.set(xlabel="noise added to the input, in its standard deviations")
-    axis.set(ylabel="test accuracy, %", title="Japanese Vowels, ten seeds")
+    axis.set(ylabel="test accuracy, %", title="Japanese Vowels")
     axis.legend()
     save(figure, "noise")
 

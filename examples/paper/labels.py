@@ -46,8 +46,6 @@ errors on validation rows, most of Vanilla and RRM, some of six other methods):
 """
 
 import argparse
-import json
-import os
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -56,7 +54,7 @@ import numpy as np
 import tensorflow as tf
 from labels_data import COUNTS, load, part_of
 from labels_training import Trainer, linear
-from report import positive
+from report import Log, positive
 
 LABELS = (2, 5, 10, 20, 50, COUNTS[0])
 PAIRS = ("fou+zer", "pix+mor", "glyphs")
@@ -240,43 +238,6 @@ class Study:
 def error(logits, labels):
     """Rows predicted wrongly, %."""
     return float(100 * np.mean(logits.argmax(1) != labels))
-
-
-class Log:
-    """Finished runs, a line of JSON each; a line that a stop cut short is dropped."""
-
-    def __init__(self, path):
-        self.path, self.runs = path, {}
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        whole = []
-        for line in lines:
-            try:
-                run = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            whole.append(line + "\n")
-            self.runs[self.key(run["run"])] = run
-        if len(whole) < len(lines):
-            partial = path.with_suffix(".partial")
-            partial.write_text("".join(whole), encoding="utf-8")
-            os.replace(partial, path)
-
-    @staticmethod
-    def key(run):
-        return json.dumps(run, sort_keys=True)
-
-    def once(self, compute, **run):
-        """The result of a run: from the file, or of `compute()`, which is written to the file."""
-        key = self.key(run)
-        if key not in self.runs:
-            began = time.perf_counter()
-            found = {"run": run, "result": compute(), "seconds": time.perf_counter() - began}
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(found) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            self.runs[key] = found
-        return self.runs[key]["result"]
 
 
 def choose(study, log, pair, name, options):

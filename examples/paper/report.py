@@ -5,8 +5,10 @@ cannot be drawn costs a line on standard error, never the result that it was to 
 """
 
 import argparse
+import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import matplotlib
@@ -94,6 +96,44 @@ def learning_curves(histories, path):
 
     size = (10, 1 + 3 * len(histories))
     figure(path, draw, len(histories), 2, figsize=size, squeeze=False, layout="tight")
+
+
+class Log:
+    """Finished runs, a line of JSON each; a line that a stop cut short is dropped.
+
+    A line has what names the run, its result, and the seconds of CPU time that it took.
+    """
+
+    def __init__(self, path):
+        self.path, self.runs = path, {}
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole = []
+        for line in text.splitlines():
+            try:
+                run = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            whole.append(line + "\n")
+            self.runs[self.key(run["run"])] = run
+        if "".join(whole) != text:
+            write(path, "".join(whole))
+
+    @staticmethod
+    def key(run):
+        return json.dumps(run, sort_keys=True)
+
+    def once(self, compute, **run):
+        """The result of a run: from the file, or of `compute()`, which is written to the file."""
+        key = self.key(run)
+        if key not in self.runs:
+            began = time.process_time()
+            found = {"run": run, "result": compute(), "seconds": time.process_time() - began}
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self.runs[key] = found
+        return self.runs[key]["result"]
 
 
 def write(path, text):

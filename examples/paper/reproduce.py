@@ -71,13 +71,13 @@ class Experiment:
     output: str = ""  # file in the folder, where the script takes a file
 
 
-def task(name, title, file, source):
+def task(name, title, file, source, small="", paper=""):
     """A data set of `sequence_classification.py`."""
     return Experiment(
         title,
         "sequence_classification.py",
-        f"--dataset {name} --seeds 3 --tuning-seeds 1 --epochs 20 --fine-tune 10",
-        f"--dataset {name}",
+        f"--dataset {name} {small}",
+        f"--dataset {name} {paper}",
         (Data((("--data", file),), source),),
     )
 
@@ -155,23 +155,30 @@ EXPERIMENTS = {
     "japanese_vowels": Experiment(
         "Japanese Vowels",
         "sequence_classification.py",
-        "--epochs 60 --fine-tune 30",
+        "",
         "--epochs 100 --fine-tune 50",
         stand_in="Japanese Vowels, in the package",
     ),
-    "har": task("har", "UCI HAR", ("UCI HAR Dataset", "UCI HAR Dataset.zip"), sequences.HAR),
+    "har": task(
+        "har",
+        "UCI HAR",
+        ("UCI HAR Dataset", "UCI HAR Dataset.zip"),
+        sequences.HAR,
+        "--seeds 3 --tuning-seeds 1 --epochs 20 --fine-tune 10",
+    ),
     "arabic_digits": task(
         "arabic_digits",
         "Spoken Arabic Digits",
         ("spoken_arabic_digit", "spoken+arabic+digit.zip"),
         sequences.ARABIC,
+        paper="--per-class 660 --seeds 10",
     ),
     "imdb": Experiment(
         "IMDB",
         "sequence_classification.py",
-        "--dataset imdb --examples 5000 --steps 200 --words 10000 --seeds 3 --tuning-seeds 1 "
-        "--epochs 6 --fine-tune 3",
-        "--dataset imdb --units 1024 --epochs 10 --fine-tune 5",
+        "--dataset imdb",
+        "--dataset imdb --examples 25000 --steps 400 --words 20000 --units 1024 --epochs 10 "
+        "--fine-tune 5 --seeds 10 --tuning-seeds 2",
         (Data((("--data", ("imdb.npz",)),), sequences.IMDB),),
     ),
     "two_moons": Experiment(

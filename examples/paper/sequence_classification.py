@@ -1,385 +1,285 @@
-"""LSTM, AdvLSTM and ProxLSTM: the sequence classification of the paper.
+"""LSTM, AdvLSTM, ProxLSTM, and both at once: the sequence classification of the paper, and more.
 
-    python examples/paper/sequence_classification.py             # Japanese Vowels, about 10 minutes
-    python examples/paper/sequence_classification.py --seeds 1 --epochs 20 --fine-tune 10
-    python examples/paper/sequence_classification.py --dataset har --data "UCI HAR Dataset"
+    python examples/paper/sequence_classification.py           # Japanese Vowels, about 30 minutes
     python examples/paper/sequence_classification.py --dataset arabic_digits --data FOLDER
+    python examples/paper/sequence_classification.py --dataset har --data "UCI HAR Dataset"
     python examples/paper/sequence_classification.py --dataset uea --data FOLDER --name NAME
     python examples/paper/sequence_classification.py --dataset imdb --data imdb.npz
 
-Conv1D -> LSTM -> Dense; for IMDB Embedding -> LSTM -> Dense(30) -> Dense. For every seed the
-training set is split into five sixths and a sixth (validation); a plain LSTM is trained, and its
-weights start all three methods, each trained on for the same number of epochs. For IMDB, as in the
-paper, AdvLSTM is trained from scratch, as long as the LSTM, and its weights start AdvLSTM and
-ProxLSTM. epsilon of AdvLSTM and lam of ProxLSTM are chosen on the validation parts, from grids of
-one size. A mini-batch holds sequences of similar length, except for IMDB. Writes a table, the
-numbers and a t-SNE of the last hidden state to `--output`.
+Every finished run is a line of OUTPUT/DATASET.jsonl; the same command continues after a stop.
+Tables, a t-SNE of the last hidden state and the curve of accuracy against the number of training
+series are made of these lines.
+
+The protocol, written before the first run (the sizes after timing single steps):
+
+* Network: Conv1D -> LSTM of 64 -> Dense (IMDB: Embedding -> LSTM -> Dense(30) -> Dense), Adam with
+  the paper's learning rate and weight decay, which are not searched. A mini-batch holds series
+  of similar length, padded to the longest of them, rounded up to a multiple of 16 steps (IMDB:
+  random ones, all 200 steps).
+* Every method has two stages of the same length for all, and the weights after the last step count.
+  First stage: a plain LSTM, or one that is trained adversarially. Second stage, from those weights
+  with a fresh optimizer:
+      LSTM                       plain, then plain;
+      AdvLSTM                    plain, then adversarial training (AdversarialModel);
+      ProxLSTM                   plain, then a ProxLSTM in the place of the LSTM;
+      both at once               plain, then adversarial training of a ProxLSTM;
+      ProxLSTM after AdvLSTM     adversarial, then a ProxLSTM (the paper's order for IMDB).
+  On IMDB the first stage of AdvLSTM and of both at once is adversarial, too, as in the paper.
+* Validation: a sixth of every class; of Spoken Arabic Digits a sixth of the training speakers (11
+  of 66), with all that they say. The seed deals out this part, initial weights and batches, the
+  same for all methods. Features are normalized over the training part.
+* Settings: epsilon of AdvLSTM; lam of each of the three methods with a ProxLSTM (delta = 1), with
+  the epsilon of AdvLSTM where there is one. A grid starts with three values, half decades of
+  epsilon (1, 3, 10; IMDB 0.1, 0.3, 1), decades of lam (0.01, 0.1, 1; for the other two methods
+  around ProxLSTM's), and grows on the side where the best value lies at an edge, up to nine values.
+  The best mean validation accuracy on seeds of their own (100, 101, ...) wins, then the validation
+  loss. Chosen with all training series, used at every number.
+* Then seeds 0, 1, ... on the test part, which nothing else sees. Noise: normal, of standard
+  deviation 0.2, 0.5 and 1 in units of a feature's, on all test series. Attack: five steps of
+  projected gradient ascent of the loss in an L2 ball of radius 0.5, 1 and 2 around a whole
+  normalized series, on at most 500 test series (of Spoken Arabic Digits 200). Neither on IMDB.
+* Fewer training series (Japanese Vowels: 5, 10, 15, 20 of 25 a class, those of 5 among those of
+  10): as many steps of the same batch size, the first four methods.
+* Sizes (epochs of the first and the second stage, seeds for settings, for tests): Japanese Vowels
+  60, 30, 3, 10 (fewer series: 5); Spoken Arabic Digits, the first four methods, 100 training
+  series a digit of the 550 after the split: 20, 10, 2, 3; IMDB, 5,000 reviews to train and 5,000
+  to test, of 200 words of a vocabulary of 10,000: 6, 3, 1, 5.
+* Differences are paired by seed. Wilcoxon's signed-rank test, two-sided; Holm's correction over the
+  comparisons of a row.
 """
 
 import argparse
 import dataclasses
 import functools
-import json
 import pathlib
 import time
+from typing import NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
-from padded import WithMask, by_length
-from report import figure, markdown, mean_and_spread, positive, write
-from scipy.stats import wilcoxon
-from sklearn.manifold import TSNE
-
-from proxnet_tf import AdversarialModel, ProxLSTM
-from proxnet_tf.datasets import (
-    load_imdb,
-    load_japanese_vowels,
-    load_spoken_arabic_digits,
-    load_uci_har,
-    load_uea,
+from report import Log, positive
+from sequence_report import report
+from sequence_training import (
+    TASKS,
+    Network,
+    first,
+    fresh_weights,
+    normalized,
+    split,
 )
-from proxnet_tf.models.adversarial import normalize_per_example
 
-LAMS = (1.0, 0.1, 0.01)  # ProxLSTM, with delta = 1
-TUNING_SEEDS = 2
+FIRST_TUNING_SEED = 100
+LAMS = (-2, -1, 0)  # decades
+MOST = 9  # values of a grid
 NOISES = (0.2, 0.5, 1.0)  # standard deviation, in units of that of a feature
-PREDICT = 500  # rows at a time
-RADII = (0.5, 1.0, 2.0)  # L2 norm of the perturbation of a whole normalized sequence
+RADII = (0.5, 1.0, 2.0)  # L2 norm of the perturbation of a whole normalized series
+SHOWN = 500  # points of a t-SNE
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """A data set, its network and the paper's accuracies (LSTM, AdvLSTM, ProxLSTM)."""
+class Method(NamedTuple):
+    """Its second stage, and whether its first one is adversarial ("words": on IMDB only)."""
 
-    title: str
-    load: object
-    units: int
-    paper: tuple = ("", "", "")
-    filters: int = 64
-    kernel: int = 3
-    batch: int = 64
-    by_length: bool = False
-    words: bool = False
-    epsilons: tuple = (1.0, 3.0, 10.0)  # AdvLSTM, norm of the perturbation of the LSTM's input
-
-    def optimizer(self):
-        if self.words:
-            return keras.optimizers.Adam(
-                keras.optimizers.schedules.ExponentialDecay(5e-4, 1, 0.9998)
-            )
-        return keras.optimizers.Adam(1e-3, weight_decay=1e-4)
+    prox: bool = False
+    adversarial: bool = False
+    adversarial_first: bool | str = False
 
 
-def load_reviews(options):
-    return load_imdb(
-        options.data,
-        num_words=options.words,
-        max_length=options.steps,
-        allow_pickle=options.allow_pickle,
-    )
-
-
-TASKS = {
-    "japanese_vowels": Task(
-        "Japanese Vowels",
-        lambda options: load_japanese_vowels(),
-        64,
-        ("94.02 ± 0.72", "94.96 ± 0.44", "95.52 ± 0.63"),
-        filters=32,
-        batch=45,
-        by_length=True,
-    ),
-    "har": Task(
-        "UCI HAR",
-        lambda options: load_uci_har(options.data),
-        128,
-        ("89.75 ± 0.59", "92.01 ± 0.18", "92.08 ± 0.23"),
-        kernel=8,
-    ),
-    "arabic_digits": Task(
-        "Spoken Arabic Digits",
-        lambda options: load_spoken_arabic_digits(options.data),
-        64,
-        ("96.32 ± 0.55", "97.45 ± 0.38", "97.99 ± 0.29"),
-        by_length=True,
-    ),
-    "uea": Task("UEA", lambda options: load_uea(options.data, options.name), 64, by_length=True),
-    "imdb": Task(
-        "IMDB",
-        load_reviews,
-        64,
-        ("92.65 ± 0.04", "93.65 ± 0.03", "94.16 ± 0.11"),
-        words=True,
-        epsilons=(0.1, 0.5, 2.0),
-    ),
+METHODS = {
+    "LSTM": Method(),
+    "AdvLSTM": Method(adversarial=True, adversarial_first="words"),
+    "ProxLSTM": Method(prox=True),
+    "both at once": Method(prox=True, adversarial=True, adversarial_first="words"),
+    "ProxLSTM after AdvLSTM": Method(prox=True, adversarial_first=True),
 }
 
 
-def make_model(task, data, recurrent, vocabulary):
-    """The paper's network around a recurrent layer."""
-    classes = int(data.labels.max()) + 1
-    inputs = keras.Input(data.values.shape[1:])
-    if task.words:
-        y = keras.layers.Embedding(vocabulary, task.units, mask_zero=True)(inputs)
-        y = keras.layers.Dense(30, activation="relu")(recurrent(y))
-        return keras.Model(inputs, keras.layers.Dense(classes)(y))
-    y = keras.layers.Conv1D(task.filters, task.kernel, padding="same", activation="relu")(inputs)
-    y = recurrent(WithMask()([y, inputs]))
-    return keras.Model(inputs, keras.layers.Dense(classes)(y))
+def strength(kind, k):
+    """Value k of a grid: half decades of epsilon (1, 3, 10, ...), decades of lam."""
+    return float(f"{10.0 ** (k / 2 if kind == 'epsilon' else k):.1g}")
 
 
-def batches(x, y, size, similar, seed):
-    """Mini-batches in random order: of similar length, cut out of the sequences sorted by it (ties
-    at random), or of random sequences."""
-    if not similar:
-        data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(y), seed=seed)
-        return data.batch(size).prefetch(1)
-    order = by_length(np.any(x != 0.0, axis=-1).sum(axis=1), seed)
-    data = tf.data.Dataset.from_tensor_slices((x[order], y[order])).batch(size)
-    return data.shuffle(-(-len(y) // size), seed=seed).prefetch(1)
+def choose(score, start):
+    """The k with the largest score, from a grid that grows while it lies at an edge.
+
+    Returns k, the scores by k, and whether k lies at an edge all the same.
+    """
+    scores = {k: score(k) for k in start}
+    while True:
+        best = max(scores, key=scores.get)
+        inside = min(scores) < best < max(scores)
+        if inside or len(scores) >= MOST:
+            return best, dict(sorted(scores.items())), not inside
+        new = best - 1 if best == min(scores) else best + 1
+        scores[new] = score(new)
 
 
-class Method:
-    """A network that is trained again and again: its graphs are compiled once."""
+class Study:
+    """The runs of a data set: each is computed once."""
 
-    def __init__(self, task, data, vocabulary, prox=False, epsilon=None):
-        self.task = task
-        if prox:
-            self.recurrent = ProxLSTM(task.units, name="recurrent")
-        else:
-            self.recurrent = keras.layers.LSTM(task.units, name="recurrent", use_cudnn=False)
-        self.network = make_model(task, data, self.recurrent, vocabulary)
-        self.model = self.network
-        if epsilon is not None:
-            self.model = AdversarialModel(self.network, layer="recurrent", epsilon=epsilon)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        optimizer = task.optimizer()
-        self.model.compile(optimizer, loss, metrics=["accuracy"])
-        optimizer.build(self.network.trainable_variables)
-        self.fresh = [v.numpy() for v in optimizer.variables]
-        self.loss = loss
-        self.step = tf.function(self._attack_step)
+    def __init__(self, task, options):
+        self.task, self.options = task, options
+        self.train, self.test = (first(part, options.examples, 0) for part in task.load(options))
+        self.log = Log(options.output / f"{options.dataset}.jsonl")
+        self.network = functools.cache(
+            lambda prox, adversarial: Network(task, self.train, options.words, prox, adversarial)
+        )
+        self.parts = functools.lru_cache(1)(self._parts)
+        self.first_stage = functools.cache(self._first_stage)
+        self.settings = {}
 
-    def train(self, start, data, epochs, seed):
-        """Trains from the weights `start` (by layer) with a fresh optimizer."""
-        keras.utils.set_random_seed(seed)
-        self.set(start)
-        for variable, value in zip(self.model.optimizer.variables, self.fresh, strict=True):
-            variable.assign(value)
-        data = batches(*data, self.task.batch, self.task.by_length, seed)
-        self.model.fit(data, epochs=epochs, shuffle=False, verbose=0)
+    def _parts(self, seed, count):
+        """Training and validation parts, the test part's values."""
+        fitted, held_out = split(
+            self.train, seed, self.task.speakers, count or self.options.per_class
+        )
+        x, x_test = normalized(self.task, self.train, self.test, fitted)
+        fit, held = ((x[k], self.train.labels[k]) for k in (fitted, held_out))
+        return fit, held, x_test
 
-    def set(self, weights):
-        for layer, values in zip(self.network.layers, weights, strict=True):
-            layer.set_weights(values)
+    def steps(self, epochs):
+        """As many for every number of training series: epochs of all of them."""
+        fitted, _ = split(self.train, 0, self.task.speakers, self.options.per_class)
+        return epochs * -(-len(fitted) // self.task.batch)
 
-    def get(self):
-        """Weights by layer, without lam."""
+    def _first_stage(self, seed, count, epsilon):
+        """The weights after the first stage: plain without epsilon."""
+        network = self.network(False, epsilon is not None)
+        start = fresh_weights(self.task, self.train, self.options.words, seed)
+        fit = self.parts(seed, count)[0]
+        network.train(start, fit, self.steps(self.options.epochs), seed, epsilon=epsilon)
+        return network.get()
+
+    def trained(self, name, settings, seed, count=None):
+        """The network of a method after both stages."""
+        method = METHODS[name]
+        epsilon, lam = settings.get("epsilon"), settings.get("lam")
+        adversarial_first = method.adversarial_first is True or (
+            method.adversarial_first == "words" and self.task.words
+        )
+        start = self.first_stage(seed, count, epsilon if adversarial_first else None)
+        network = self.network(method.prox, method.adversarial)
+        network.train(
+            start,
+            self.parts(seed, count)[0],
+            self.steps(self.options.fine_tune),
+            seed,
+            epsilon=epsilon if method.adversarial else None,
+            lam=lam,
+        )
+        return network
+
+    def validation(self, name, settings):
+        """Mean validation accuracy and -loss over the seeds for settings."""
+
+        def validate(seed):
+            return self.trained(name, settings, seed).validation(*self.parts(seed, None)[1])
+
+        seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + self.options.tuning_seeds)
+        scores = [
+            self.log.once(
+                functools.partial(validate, seed),
+                **dict(stage="tune", method=name, settings=settings, seed=seed),
+            )
+            for seed in seeds
+        ]
+        accuracy, loss = map(float, np.mean(scores, axis=0))
+        note(f"{name} {settings}: validation accuracy {accuracy:.2f}, loss {-loss:.4f}")
+        return accuracy, loss
+
+    def tune(self, name, kind, start, known):
+        """The value of `kind` of a method, beside settings that are `known`; all that was tried."""
+        best, scores, at_edge = choose(
+            lambda k: self.validation(name, {**known, kind: strength(kind, k)}), start
+        )
+        return {
+            "settings": {**known, kind: strength(kind, best)},
+            "kind": kind,
+            "tried": [[strength(kind, k), *values] for k, values in scores.items()],
+            "at_edge": at_edge,
+        }
+
+    def settings_of(self, name):
+        """The chosen settings of a method."""
+        if name not in self.settings:
+            method, known = METHODS[name], {}
+            if name != "AdvLSTM" and (method.adversarial or method.adversarial_first):
+                known = self.settings_of("AdvLSTM")
+            if name == "AdvLSTM":
+                found = self.tune(name, "epsilon", self.task.epsilons, known)
+            elif name == "LSTM":
+                tried = [[0.0, *self.validation(name, {})]]  # to compare with the others'
+                found = {"settings": {}, "kind": "nothing", "tried": tried, "at_edge": False}
+            elif name == "ProxLSTM":
+                found = self.tune(name, "lam", LAMS, known)
+            else:
+                middle = round(np.log10(self.settings_of("ProxLSTM")["lam"]))
+                grid = [middle + k - LAMS[len(LAMS) // 2] for k in LAMS]
+                found = self.tune(name, "lam", grid, known)
+            self.log.once(lambda: found, stage="chosen", method=name)
+            self.settings[name] = found["settings"]
+        return self.settings[name]
+
+    def measure(self, name, seed, count=None):
+        """Accuracies of a method on the test part; of all training series also the robust ones."""
+        network = self.trained(name, self.settings_of(name), seed, count)
+        x, (_, mask, labels) = self.parts(seed, count)[2], self.test
+        found = {"clean": network.accuracy(x, labels)}
+        if count is None and not self.task.words:
+            rng = np.random.default_rng(1000 + seed)
+            noise = rng.normal(size=x.shape).astype(np.float32) * mask[..., None]
+            for sigma in NOISES:
+                found[f"noise {sigma:g}"] = network.accuracy(x + sigma * noise, labels)
+            some = first(self.test._replace(values=x), self.task.attacked, 0)
+            for radius in RADII:
+                accuracy = network.attacked(some.values, some.labels, some.mask, radius)
+                found[f"L2 attack {radius:g}"] = accuracy
+        if count is None and seed == 0:
+            found["points"] = self.points(network, x)
+        return found
+
+    def points(self, network, x):
+        """A t-SNE of the last hidden states of some test series: x, y, label."""
+        from sklearn.manifold import TSNE
+
+        some = first(self.test._replace(values=x), SHOWN, 0)
+        states = network.states(some.values)
+        perplexity = min(30.0, (len(states) - 1) / 3)
+        placed = TSNE(perplexity=perplexity, random_state=0).fit_transform(states)
         return [
-            layer.get_weights()[:3] if layer is self.recurrent else layer.get_weights()
-            for layer in self.network.layers
+            [round(float(v), 2) for v in place] + [int(label)]
+            for place, label in zip(placed, some.labels, strict=True)
         ]
 
-    def accuracy(self, x, y):
-        return 100 * float(np.mean(self.logits(x).argmax(-1) == y))
-
-    def logits(self, x):
-        return self.network.predict(x, batch_size=min(len(x), PREDICT), verbose=0)
-
-    def validation(self, x, y):
-        """(accuracy, -loss), to be compared."""
-        logits = self.logits(x)
-        accuracy = 100 * float(np.mean(logits.argmax(-1) == y))
-        return accuracy, -float(self.loss(y, logits))
-
-    def _attack_step(self, x, r, y, mask, size, radius):
-        with tf.GradientTape() as tape:
-            tape.watch(r)
-            loss = tf.reduce_sum(
-                keras.losses.sparse_categorical_crossentropy(
-                    y, self.network(x + r, training=False), from_logits=True
-                )
-            )
-        r += size * normalize_per_example(tape.gradient(loss, r), mask)
-        norm = tf.sqrt(tf.reduce_sum(r**2, axis=[1, 2], keepdims=True))
-        return r * tf.minimum(1.0, radius / tf.maximum(norm, 1e-12))
-
-    def attacked(self, x, y, mask, radius, steps=5):
-        """Accuracy after projected gradient ascent of the loss in the L2 ball of `radius`."""
-        size, limit = tf.constant(2.0 * radius / steps), tf.constant(radius)
-        moved = []
-        for rows in np.split(np.arange(len(y)), range(PREDICT, len(y), PREDICT)):
-            part, labels, valid = (tf.constant(t[rows]) for t in (x, y, mask))
-            r = tf.zeros_like(part)
-            for _ in range(steps):
-                r = self.step(part, r, labels, valid, size, limit)
-            moved.append(part + r)
-        return self.accuracy(np.concatenate(moved), y)
+    def run(self):
+        """All runs that are missing, in the order of the protocol."""
+        options = self.options
+        names = ("units", "words", "steps", "examples", "per_class", "epochs", "fine_tune")
+        names = (*names, "tuning_seeds")
+        size = {name: getattr(options, name) for name in names}
+        if self.log.once(lambda: size, stage="size") != size:
+            raise SystemExit(f"{self.log.path} holds runs of another size than {size}")
+        for name in options.methods:
+            self.settings_of(name)
+        few = [name for name in options.methods if name != "ProxLSTM after AdvLSTM"]
+        for count in (None, *options.counts):
+            methods = options.methods if count is None else few
+            for seed in range(options.seeds):
+                clean = {
+                    name: self.log.once(
+                        functools.partial(self.measure, name, seed, count),
+                        **dict(stage="test", method=name, count=count, seed=seed),
+                    )["clean"]
+                    for name in methods
+                }
+                found = ", ".join(f"{name} {value:.2f}" for name, value in clean.items())
+                note(f"{count or 'all'} series a class, seed {seed}: {found}")
 
 
-def split(data, seed):
-    """Indices of 5/6 of the examples of every class, and of the rest."""
-    rng = np.random.default_rng(seed)
-    order = [rng.permutation(np.flatnonzero(data.labels == k)) for k in np.unique(data.labels)]
-    cut = [len(o) * 5 // 6 for o in order]
-    train = np.concatenate([o[:c] for o, c in zip(order, cut, strict=True)])
-    return train, np.concatenate([o[c:] for o, c in zip(order, cut, strict=True)])
+def note(text):
+    print(f"{time.strftime('%H:%M')} {text}", flush=True)
 
 
-def normalized(task, train, test, fitted):
-    """Both with mean 0 and deviation 1 by feature over the valid steps of the `fitted` examples."""
-    if task.words:
-        return train.values, test.values
-    steps = train.values[fitted][train.mask[fitted]]
-    mean, std = steps.mean(axis=0), np.maximum(steps.std(axis=0), 1e-6)
-    return [
-        np.where(part.mask[..., None], (part.values - mean) / std, 0.0).astype(np.float32)
-        for part in (train, test)
-    ]
-
-
-def first(data, count, seed):
-    """At most `count` examples, drawn at random."""
-    if count is None or count >= len(data.labels):
-        return data
-    rows = np.random.default_rng(seed).permutation(len(data.labels))[:count]
-    return type(data)(*(part[rows] for part in data))
-
-
-def table(results, robust, paper):
-    """Markdown: mean ± std over seeds, and the paired differences."""
-    names = list(results)
-    rows = []
-    if any(paper):
-        rows.append(("paper (another implementation and split)", *paper))
-    for key in ("clean", *robust):
-        values = [[r[key] for r in results[name]] for name in names]
-        rows.append((key, *(mean_and_spread(v, 2) for v in values)))
-    differences = []
-    for key in ("clean", *robust):
-        for better, base in (("ProxLSTM", "LSTM"), ("AdvLSTM", "LSTM"), ("ProxLSTM", "AdvLSTM")):
-            pairs = zip(results[better], results[base], strict=True)
-            d = np.array([a[key] - b[key] for a, b in pairs])
-            p = wilcoxon(d).pvalue if d.any() else 1.0
-            spread = mean_and_spread(d, 2, "+")
-            differences.append((f"{better} - {base}, {key}", spread, f"{p:.3f}"))
-    titles = ("paired difference", "mean ± std", "Wilcoxon p")
-    return f"{markdown(('test accuracy, %', *names), rows)}\n{markdown(titles, differences)}"
-
-
-def plot(methods, x, y, path):
-    """t-SNE of the last hidden state of every method."""
-
-    def draw(_, axes):
-        for axis, (name, method) in zip(axes, methods.items(), strict=True):
-            state = keras.Model(method.network.inputs[0], method.recurrent.output)
-            states = state.predict(x, batch_size=min(len(x), PREDICT), verbose=0)
-            perplexity = min(30.0, (len(x) - 1) / 3)
-            points = TSNE(perplexity=perplexity, random_state=0).fit_transform(states)
-            axis.scatter(*points.T, c=y, cmap="tab10", s=6)
-            axis.set(title=name, xticks=[], yticks=[])
-
-    figure(path, draw, 1, len(methods), figsize=(4 * len(methods), 4), layout="tight")
-
-
-def run(arguments):
-    began = time.time()
-    task = TASKS[arguments.dataset]
-    if arguments.units:
-        task = dataclasses.replace(task, units=arguments.units)
-    if arguments.random_batches:
-        task = dataclasses.replace(task, by_length=False)
-    train, test = (first(part, arguments.examples, 0) for part in task.load(arguments))
-    counts = f"{len(train.labels)} and {len(test.labels)} examples"
-    print(f"{task.title}: {counts}, up to {train.mask.shape[1]} steps", flush=True)
-    build = functools.partial(Method, task, train, arguments.words)
-    methods = {"LSTM": build(), "ProxLSTM": build(prox=True)}
-    adversarial = {epsilon: build(epsilon=epsilon) for epsilon in task.epsilons}
-    prox = methods["ProxLSTM"]
-
-    @functools.cache
-    def prepare(seed):
-        """Normalized training, validation and test parts, fresh weights, a converged LSTM's."""
-        fitted, held_out = split(train, seed)
-        x, x_test = normalized(task, train, test, fitted)
-        fit, held = ((x[k], train.labels[k]) for k in (fitted, held_out))
-        keras.utils.set_random_seed(seed)
-        fresh = build().get()
-        methods["LSTM"].train(fresh, fit, arguments.epochs, seed)
-        return fit, held, x_test, fresh, methods["LSTM"].get()
-
-    def note(text):
-        print(f"{text} ({time.time() - began:.0f} s)", flush=True)
-
-    def tuned(kind, values, start_of):
-        """The value with the best mean validation accuracy, then loss."""
-        means = {}
-        for value in values:
-            method = adversarial[value] if kind == "epsilon" else prox
-            if kind == "lam":
-                prox.recurrent.lam.assign(value)
-            scores = []
-            for seed in range(min(arguments.tuning_seeds, arguments.seeds)):
-                fit, held, *_ = prepare(seed)
-                method.train(start_of(seed), fit, arguments.fine_tune, seed)
-                scores.append(method.validation(*held))
-            means[value] = tuple(np.mean(scores, axis=0))
-            accuracy, loss = means[value]
-            note(f"validation: {kind} = {value:g}: accuracy {accuracy:.2f}, loss {-loss:.4f}")
-        return max(means, key=means.get)
-
-    epsilon = tuned("epsilon", task.epsilons, lambda seed: prepare(seed)[-1])
-    methods = {"LSTM": methods["LSTM"], "AdvLSTM": adversarial[epsilon], "ProxLSTM": prox}
-
-    @functools.cache
-    def start_of_robust(seed):
-        """What AdvLSTM and ProxLSTM start from."""
-        fit, _, _, fresh, converged = prepare(seed)
-        if not task.words:
-            return converged
-        methods["AdvLSTM"].train(fresh, fit, arguments.epochs, seed)
-        return methods["AdvLSTM"].get()
-
-    lam = tuned("lam", LAMS, start_of_robust)
-    prox.recurrent.lam.assign(lam)
-    note(f"chosen: epsilon = {epsilon:g}, lam = {lam:g}")
-
-    settings = {k: str(v) for k, v in vars(arguments).items()} | {"epsilon": epsilon, "lam": lam}
-    results = {name: [] for name in methods}
-    robust = [] if task.words else [f"noise {s:g}" for s in NOISES]
-    robust += [] if task.words else [f"L2 attack {r:g}" for r in RADII]
-    for seed in range(arguments.seeds):
-        fit, _, x_test, _, converged = prepare(seed)
-        valid = test.mask[..., None]
-        for name, method in methods.items():
-            start = converged if name == "LSTM" else start_of_robust(seed)
-            method.train(start, fit, arguments.fine_tune, seed)
-            row = {"clean": method.accuracy(x_test, test.labels)}
-            if robust:
-                rng = np.random.default_rng(1000 + seed)
-                noise = rng.normal(size=x_test.shape).astype(np.float32)
-                for key, sigma in zip(robust, NOISES, strict=False):
-                    row[key] = method.accuracy(x_test + sigma * noise * valid, test.labels)
-                for key, radius in zip(robust[len(NOISES) :], RADII, strict=True):
-                    row[key] = method.attacked(x_test, test.labels, test.mask, radius)
-            results[name].append(row)
-        clean = ", ".join(f"{name} {results[name][-1]['clean']:.2f}" for name in methods)
-        note(f"seed {seed}: {clean} ")
-        record = {"settings": settings, "results": results}
-        stem = arguments.output / arguments.dataset
-        write(stem.with_suffix(".json"), json.dumps(record, indent=1))
-        tables = table(results, robust, task.paper)
-        write(stem.with_suffix(".md"), tables)
-        if seed == 0:
-            shown = first(test, 1000, 0)
-            points = first(test._replace(values=x_test), 1000, 0).values
-            plot(methods, points, shown.labels, stem.with_name(f"{stem.name}_tsne.png"))
-    print(tables, end="")
-    return results
-
-
-def main(argv=None):
+def parse(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -388,31 +288,51 @@ def main(argv=None):
     parser.add_argument("--name", help="of a UEA pair, where the folder has several")
     parser.add_argument("--allow-pickle", action="store_true", help="only of a file you trust")
     parser.add_argument(
-        "--examples", type=positive, help="at most so many to train and to test (all)"
+        "--examples", type=positive, help="at most so many to train and to test (all; IMDB 5,000)"
     )
-    parser.add_argument("--seeds", type=positive, default=10)
-    parser.add_argument("--tuning-seeds", type=positive, default=TUNING_SEEDS)
-    parser.add_argument("--epochs", type=positive, default=100, help="of the first LSTM")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, help="(those of the protocol)")
+    parser.add_argument("--seeds", type=positive, help="(the task's, as all sizes here)")
+    parser.add_argument("--tuning-seeds", type=positive)
+    parser.add_argument("--epochs", type=positive, help="of the first stage")
+    parser.add_argument("--fine-tune", type=positive, help="epochs of the second stage")
+    parser.add_argument("--per-class", type=positive, help="training series a class at most")
+    parser.add_argument("--counts", type=positive, nargs="*", help="smaller numbers of them")
+    parser.add_argument("--units", type=positive, help="of the LSTM, and IMDB's embedding")
     parser.add_argument(
-        "--fine-tune", type=positive, default=50, help="epochs of every method after it"
+        "--words", type=positive, default=10000, help="IMDB: size of the vocabulary"
     )
-    parser.add_argument(
-        "--units", type=positive, help="of the LSTM, and IMDB's embedding (the task's)"
-    )
-    parser.add_argument(
-        "--words", type=positive, default=20000, help="IMDB: size of the vocabulary"
-    )
-    parser.add_argument("--steps", type=positive, default=400, help="IMDB: words kept of a review")
-    parser.add_argument(
-        "--random-batches", action="store_true", help="not of sequences of similar length"
-    )
+    parser.add_argument("--steps", type=positive, default=200, help="IMDB: words kept of a review")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("outputs"))
-    arguments = parser.parse_args(argv)
-    if arguments.data is None and arguments.dataset != "japanese_vowels":
-        parser.error(f"--dataset {arguments.dataset} needs --data")
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    return run(arguments)
+    parser.add_argument("--report", action="store_true", help="of the runs there are; run nothing")
+    options = parser.parse_args(argv)
+    task = TASKS[options.dataset]
+    sizes = ("seeds", "tuning_seeds", "epochs", "fine_tune", "per_class", "counts", "units")
+    for name in ("methods", *sizes):
+        if getattr(options, name) is None:
+            setattr(options, name, getattr(task, name))
+    options.examples = options.examples or task.examples
+    if options.data is None and options.dataset != "japanese_vowels" and not options.report:
+        parser.error(f"--dataset {options.dataset} needs --data")
+    if task.speakers and options.examples:
+        parser.error("--examples would tear the speakers of this data set apart")
+    options.output.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def main(argv=None):
+    options = parse(argv)
+    task = dataclasses.replace(TASKS[options.dataset], units=options.units)
+    if options.report:
+        runs = Log(options.output / f"{options.dataset}.jsonl").runs
+    else:
+        study = Study(task, options)
+        study.run()
+        runs = study.log.runs
+    return report(list(runs.values()), task, options.output / options.dataset)
 
 
 if __name__ == "__main__":
+    # One thread: the steps are too small for more.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
     main()

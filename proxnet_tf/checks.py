@@ -54,7 +54,12 @@ def check_integer(name: str, value: object, *, at_least: int = 1) -> int:
 
 def _unwrapped(value: object) -> Any:
     """The number in a scalar array or an eager tensor; anything else as it is."""
-    known = tf.get_static_value(value) if tf.is_tensor(value) else value
+    known: Any = value
+    if isinstance(value, tf.Variable | keras.Variable):
+        known = value.numpy() if tf.executing_eagerly() else value
+    elif tf.is_tensor(value):
+        known = tf.get_static_value(value)
+        known = value if known is None else known
     return known[()] if isinstance(known, np.ndarray) and known.ndim == 0 else known
 
 

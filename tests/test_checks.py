@@ -111,7 +111,9 @@ def test_lam_outside_its_range_is_refused(value):
     assert float(layer.lam) == 0.5
 
 
-@pytest.mark.parametrize("value", [np.float32(0.5), np.array(0.5), tf.constant(0.5)])
+@pytest.mark.parametrize(
+    "value", [np.float32(0.5), np.array(0.5), tf.constant(0.5), tf.Variable(0.5)]
+)
 def test_scalar_arrays_and_tensors_are_numbers(value):
     layer = Prox("l1", lam=value)
     assert layer.get_config()["lam"] == 0.5 and isinstance(layer.get_config()["lam"], float)

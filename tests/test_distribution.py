@@ -48,7 +48,7 @@ def mirrored():
     return result_of(start("tests.helpers.mirrored"))
 
 
-@pytest.mark.parametrize("case", ["25", "31", "50", "moving", "apart"])
+@pytest.mark.parametrize("case", ["25", "31", "50", "moving", "moving, no rows", "apart"])
 @pytest.mark.parametrize("kind", ["cca", "gcca"])
 def test_replicas_give_what_one_device_gives(mirrored, kind, case):
     assert mirrored["exactness"][f"{kind} {case}"] < 1e-9

@@ -104,7 +104,16 @@ def _batches(
     size = 32 if size is None else size
     if not isinstance(size, numbers.Integral) or isinstance(size, bool) or size < 1:
         raise ValueError(f"`{size_name}` must be an integer >= 1. Received: {size_name}={size!r}")
+    if isinstance(data, tuple) and data and data[-1] is None:
+        data = data[:-1]  # (x, y, None): without weights
+    if not hasattr(data, "shape") and not isinstance(data, list | tuple | dict):
+        raise ValueError(
+            f"`{name}` must be arrays in a structure, or a `tf.data.Dataset` of batches. Received: "
+            f"{type(data).__name__}"
+        )
     arrays = _as_tuples(data)
+    if any(part.dtype == object for part in tf.nest.flatten(arrays)):
+        raise ValueError(f"`{name}` must hold arrays of numbers. Received: {type(data).__name__}")
     lengths = {len(part) for part in tf.nest.flatten(arrays)}
     if len(lengths) != 1 or not min(lengths):
         raise ValueError(
@@ -170,7 +179,9 @@ def _joined(known: Any, others: Any) -> tuple[Any, Any, tf.Tensor]:
     """One batch (x, y, sample_weight) of a labelled and an unlabelled one."""
     x, y, *given = known
     m, u = (tf.shape(tf.nest.flatten(part)[0])[0] for part in (x, others))
-    weights = tf.cast(given[0], tf.float32) if given else tf.ones([m])
+    # For labels with more axes, such as time steps, (m, 1) fits every loss.
+    deep = any(len(part.shape) > 1 for part in tf.nest.flatten(y))
+    weights = tf.cast(given[0], tf.float32) if given else tf.ones([m, 1] if deep else [m])
     weights *= tf.cast(m + u, tf.float32) / tf.cast(m, tf.float32)
 
     def padded(part: tf.Tensor) -> tf.Tensor:

@@ -291,6 +291,10 @@ def check_views(inputs: Any, count: int, name: str, what: str) -> None:
 
 def build_and_infer(layer: keras.layers.Layer, shape: Any) -> Any:
     """Builds `layer` for an input shape; returns its output shape."""
+    known = {keras.layers.Layer.compute_output_shape, keras.Model.compute_output_shape}
+    if type(layer).compute_output_shape in known:  # Keras finds it, and builds, by a symbolic call
+        symbol = keras.KerasTensor((None, *shape[1:]), dtype=layer.compute_dtype)
+        return (shape[0], *layer(symbol).shape[1:])
     if not layer.built:
         layer.build(shape)
     return layer.compute_output_shape(shape)

@@ -145,6 +145,8 @@ class ProjectingModel(MultiviewModel):
                 f"{type(self).__name__} has no weights yet: call `pretrain(views)` before "
                 "`fit_projections`."
             )
+        if isinstance(x, list | tuple) and not all(len(view) for view in x):
+            raise ValueError("`fit_projections` needs at least 2 rows. Received: none")
         k = self.projections[0].num_components
         kind = CCA if len(self.encoders) == 2 else GCCA
         border = Border(type(self).__name__, kind, k, epsilon=self.epsilon)
@@ -175,7 +177,8 @@ class ProjectingModel(MultiviewModel):
 
         Returns:
             `(batch, k)`, or `(batch, time, k)` for codes with time steps, masked as the code is. In
-            a graph it is NaN before `fit_projections`.
+            a graph it is NaN before `fit_projections`. With `nan_is_missing` it is NaN where the
+            view is missing.
 
         Raises:
             ValueError: an index that is not one of a view; `project` before `fit_projections`.
@@ -192,7 +195,13 @@ class ProjectingModel(MultiviewModel):
             raise ValueError("`project` has no maps: call `fit_projections(views)` before.")
         x = tf.convert_to_tensor(view) if not hasattr(view, "dtype") else view
         code, _ = self._code(self.encoders[index], x, training=False)
-        return with_mask(self.projections[index](code), mask_of(code))
+        variates = self.projections[index](code)
+        if self.nan_is_missing and tf.as_dtype(x.dtype).is_floating:
+            axes = list(range(len(code.shape) - 1, len(x.shape)))
+            missing = tf.reduce_any(tf.math.is_nan(x), axis=axes)[..., None]
+            unknown = tf.cast(float("nan"), variates.dtype)
+            variates = tf.where(missing, unknown, variates)
+        return with_mask(variates, mask_of(code))
 
     def export_projections(self, filepath: Any) -> None:
         """Writes a SavedModel with an endpoint for each view, `project_0`, `project_1`, ...

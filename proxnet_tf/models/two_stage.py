@@ -146,6 +146,8 @@ class DCCA(ProjectingModel):
         refused = {"sample_weight", "class_weight"} & fit_arguments.keys()
         if refused:
             raise ValueError(UNWEIGHTED.format(" and ".join(sorted(refused))))
+        if not self.built and (shapes := shapes_of(x)):  # some callbacks need it
+            self.build(shapes)
         stage = self._pretraining()
         release(self.encoders, self._frozen_in_encoders)
         try:
@@ -330,6 +332,14 @@ class _Pretraining(keras.Model):
             self.add_loss(self.reconstruction_weight * error)
             self.reconstruction_tracker.update_state(error)
         return codes
+
+
+def shapes_of(x: Any) -> list[Any]:
+    """The shapes of views in a list or in the batches of a dataset; none where they do not show."""
+    if isinstance(x, tf.data.Dataset):
+        x = x.element_spec[0] if isinstance(x.element_spec, tuple) else x.element_spec
+    views = x if isinstance(x, list | tuple) else [None]
+    return [(None, *v.shape[1:]) for v in views] if all(hasattr(v, "shape") for v in views) else []
 
 
 Names = tuple[tuple[str, ...], ...]

@@ -204,3 +204,14 @@ X = UNLABELLED
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_labels_per_step_and_no_weights():
+    x, y = np.ones((4, 5, 2), "float32"), np.arange(20).reshape(4, 5) % 3
+    for labelled in ((x, y), (x, y, None)):
+        batch = next(iter(with_unlabelled(labelled, x, batch_size=4, shuffle=False)))
+        assert batch[2].shape == (8, 1)
+        np.testing.assert_allclose(tf.reduce_mean(batch[2]), 1.0)
+    for wrong in (None, (row for row in x), "x"):
+        with pytest.raises(ValueError, match="`unlabelled` must"):
+            with_unlabelled((x, y), wrong)

@@ -103,6 +103,10 @@ def exactness(strategy):
         run = on(strategy, steps_of(layer))
         for split in (25, 31, 50):  # even, uneven, a replica without rows
             errors[f"{name} {split}"] = error(run(x, cotangent, split), expected)
+        errors[f"{name} moving, no rows"] = max(
+            moving_without_rows(strategy, cls, k, options, x, synchronized)
+            for synchronized in (True, False)
+        )
         applied = layer(x, training=False)  # the moving map is the last one
         errors[f"{name} moving"] = error([applied.numpy()], expected[:1])
         with strategy.scope():
@@ -116,6 +120,25 @@ def exactness(strategy):
         found = on(strategy, steps_of(layer), graph=True)(x, cotangent, 31)
         errors[f"{name} apart"] = error(found, expected)
     return errors
+
+
+def moving_without_rows(strategy, cls, k, options, x, synchronized):
+    """Error of the moving weights after a step in which one replica has no complete row."""
+    settings = dict(inference="moving", momentum=0.5, synchronized=synchronized, **options)
+    alone = cls(k, **settings)
+    alone(x, training=True)
+    with strategy.scope():
+        layer = cls(k, **settings)
+        layer.build(x.shape)
+
+    def step(rows, present):
+        layer(rows, training=True, mask=present[:, 0] > 0)
+        return tf.zeros([1]), tf.zeros([1])
+
+    present = np.repeat([1.0, 0.0], len(x))[:, None]
+    on(strategy, step)(np.concatenate([x, x]), present, len(x))
+    weights = (layer.moving_mean, layer.moving_map), (alone.moving_mean, alone.moving_map)
+    return error(*([w.numpy() for w in pair] for pair in weights))
 
 
 def losses(strategy):

@@ -291,3 +291,16 @@ def test_other_widths_than_before():
     metric.update_state(None, [X, X])
     with pytest.raises(ValueError, match=r"codes of the width 3\. Received: 2"):
         metric.update_state(None, [X[:, :2], X[:, :2]])
+
+
+def test_inputs_that_are_no_pairs_of_arrays():
+    x = np.random.default_rng(0).normal(size=(5, 3))
+    metric = RecallAtK(1)
+    with pytest.raises(ValueError, match="pass arrays"):
+        metric.update_state(None, [x.tolist(), x.tolist()])
+    for wrong in (np.ones(4), np.ones((5, 2)), np.ones((5, 1, 1))):
+        with pytest.raises(ValueError, match=r"shape of the rows, \(5,\)"):
+            metric.update_state(None, [x, x], wrong)
+    for metric in (RecallAtK(1), MeanReciprocalRank(), MedianRank()):
+        metric.update_state(None, [x, x], [1.0, np.inf, 1.0, 1.0, 1.0])
+        assert np.isnan(float(metric.result()))

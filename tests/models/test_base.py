@@ -411,3 +411,37 @@ def test_pretraining_with_missing_views():
     history = model.pretrain(holes, batch_size=40, verbose=0).history
     assert np.isfinite([v for values in history.values() for v in values]).all()
     assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+class Own(keras.Model):
+    """As users write it: no `build`, no `compute_output_shape`."""
+
+    def __init__(self, units):
+        super().__init__()
+        self.dense = Dense(units)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+class OwnLayer(keras.layers.Layer):
+    def __init__(self, units):
+        super().__init__()
+        self.dense = Dense(units)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+@pytest.mark.parametrize("kind", [Own, OwnLayer])
+def test_parts_without_an_output_shape(kind):
+    views, labels = make_data(24)
+    classes = int(labels.max()) + 1
+    parts = [kind(3), kind(3)], [kind(classes), kind(classes)]
+    model = MultiviewClassifier(*parts, method="vanilla")
+    model.compile("sgd", entropy())
+    model.fit(views, labels, verbose=0)
+    assert len(model.trainable_variables) == 8
+    codes = [part.dense(x) for part, x in zip(parts[0], views, strict=True)]
+    logits = [part.dense(code) for part, code in zip(parts[1], codes, strict=True)]
+    np.testing.assert_allclose(model(views), (logits[0] + logits[1]) / 2, rtol=1e-5)

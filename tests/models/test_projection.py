@@ -213,3 +213,18 @@ def test_weights_of_version_0_1_leave_the_maps():
     old = model.get_weights()[: -sum(len(p.weights) for p in model.projections)]
     model.set_weights(old)
     np.testing.assert_array_equal(model.project(views[0], 0), before)
+
+
+def test_a_missing_query_is_nan_and_no_rows_are_refused():
+    views, _ = make_data(40)
+    model = MODELS["dcca"](nan_is_missing=True)
+    model.pretrain(views, verbose=0)
+    model.fit_projections(views)
+    query = views[0][:3].copy()
+    before = model.project(query, 0).numpy()
+    query[1] = np.nan
+    found = model.project(query, 0).numpy()
+    assert np.isnan(found[1]).all()
+    np.testing.assert_allclose(found[[0, 2]], before[[0, 2]], rtol=1e-6)
+    with pytest.raises(ValueError, match="needs at least 2 rows"):
+        model.fit_projections([x[:0] for x in views])

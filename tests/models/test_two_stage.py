@@ -247,7 +247,6 @@ def test_callbacks_of_pretraining_save_the_model_and_continue(kind, tmp_path):
 
     def run(epochs, callbacks=()):
         one, _, _ = make(kind)
-        one(views)
         one.pretrain(views, epochs=epochs, callbacks=list(callbacks), **settings)
         return one(views)
 

@@ -54,17 +54,25 @@ class Views(NamedTuple):
 
         Args:
             sample_weight: a number, `(batch,)`, `(batch, 1)` or with time steps `(batch, time)`;
-                None is 1. What is not a number >= 0 becomes NaN.
+                None is 1. What is not a finite number >= 0 becomes NaN.
         """
         rank = len(self.parts[0].shape) - 1
         check_real("`sample_weight`", sample_weight)
         weight = tf.cast(1.0 if sample_weight is None else sample_weight, tf.float64)
-        if len(weight.shape) == rank + 1:  # (batch, 1) for rows (batch,)
+        known = self.parts[0].shape[:-1]
+        if len(weight.shape) == rank + 1 and weight.shape[-1] == 1:  # (batch, 1), rows (batch,)
             weight = tf.squeeze(weight, -1)
+        fits = zip(weight.shape, known, strict=False)
+        if len(weight.shape) > rank or not all(w in (1, None, n) or n is None for w, n in fits):
+            raise ValueError(
+                f"`sample_weight` must have the shape of the rows, {tuple(known)}. Received: "
+                f"{tuple(weight.shape)}"
+            )
         while 0 < len(weight.shape) < rank:
             weight = weight[..., None]
         weight = tf.reshape(tf.broadcast_to(weight, self.lead), [-1, 1])
-        weight = tf.where(weight >= 0, weight, tf.cast(float("nan"), weight.dtype))
+        usable = (weight >= 0) & tf.math.is_finite(weight)
+        weight = tf.where(usable, weight, tf.cast(float("nan"), weight.dtype))
         return weight if self.valid is None else tf.where(self.valid, weight, tf.zeros_like(weight))
 
 
@@ -367,4 +375,12 @@ def _standardize(inputs: Any) -> Any:
     """A structure of tensors or arrays as it is, anything else (nested numbers too) as one."""
     if any(len(getattr(x, "shape", ())) for x in keras.tree.flatten(inputs)):
         return inputs
+    first = inputs
+    for _ in range(2):  # numbers in a list of lists are one tensor (batch, d)
+        first = first[0] if isinstance(first, list | tuple) and first else None
+    if isinstance(first, list | tuple):
+        raise ValueError(
+            "Views as nested numbers cannot be told from one tensor (batch, time, d); pass arrays. "
+            f"Received: a {type(inputs).__name__} of {len(inputs)}"
+        )
     return inputs if hasattr(inputs, "shape") else tf.convert_to_tensor(inputs)

@@ -129,13 +129,26 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         return nan_without(lam, found.output)
 
     def _move(self, views: Views, mean: tf.Tensor, change: tf.Tensor) -> None:
-        """Moves the mean and the linear map towards those of a batch, unless it has no rows."""
-        some = True if views.valid is None else tf.reduce_any(views.valid)
+        """Moves the mean and the linear map towards those of a batch, unless it has no rows.
+
+        Over replicas the weights become the mean of what each of them assigns. One without rows
+        keeps the old value, and the others go so much further that it does not count.
+        """
+        rows = (
+            tf.shape(views.rows)[0] if views.valid is None else tf.math.count_nonzero(views.valid)
+        )
+        (rows,) = self.border.all_reduce(tf.cast(rows, tf.float32))
+        replica = tf.distribute.get_replica_context()
         of_batch = change + tf.eye(views.correlation.width, dtype=change.dtype)
         for weight, value in ((self.moving_mean, mean), (self.moving_map, of_batch)):
             value = tf.cast(value, weight.dtype)
-            usable = some & tf.reduce_all(tf.math.is_finite(value))
+            usable = (rows > 0) & tf.reduce_all(tf.math.is_finite(value))
             moved = self.momentum * weight + (1.0 - self.momentum) * value
+            if replica is not None and replica.num_replicas_in_sync > 1:
+                count = tf.cast(usable, weight.dtype)
+                count = replica.all_reduce(tf.distribute.ReduceOp.SUM, count)
+                further = replica.num_replicas_in_sync / tf.maximum(count, 1.0)
+                moved = weight + further * (moved - weight)
             weight.assign(tf.where(usable, moved, weight))
 
     def _apply_moving(self, views: Views) -> tf.Tensor:

@@ -285,6 +285,8 @@ class ProxLSTMCell(HasLam, keras.layers.LSTMCell):
         kernel, recurrent_kernel, bias, sqrt_rho = self.tensors()
         check_real("The input", inputs)
         x, h, c = (tf.cast(t, kernel.dtype) for t in (inputs, states[0], states[1]))
+        if h.shape[0] == c.shape[0] == 1 != x.shape[0]:  # one state for all examples
+            h, c = (tf.repeat(t, tf.shape(x)[0], axis=0) for t in (h, c))
         masks = self.input_scale(inputs, training)
         hidden_masks = None
         if training and 0.0 < self.recurrent_dropout < 1.0:

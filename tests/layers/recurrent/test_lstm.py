@@ -683,6 +683,8 @@ def test_initial_state_as_in_keras():
     layer.set_weights(plain.get_weights())
     expected = plain(x, initial_state=state)  # one row for all examples
     np.testing.assert_allclose(layer(x, initial_state=state), expected, atol=1e-6)
+    by_cell = keras.layers.RNN(layer.cell)
+    np.testing.assert_allclose(by_cell(x, initial_state=state), expected, atol=1e-6)
     for wrong in (state[:1], [*state, state[0]], [tf.zeros((3, 2)), tf.zeros((3, 2))]):
         with pytest.raises(ValueError, match=r"must be \[h, c\], each of shape \(batch, 3\)"):
             layer(x, initial_state=wrong)

@@ -338,7 +338,7 @@ def shapes_of(x: Any) -> list[Any]:
     """The shapes of views in a list or in the batches of a dataset; none where they do not show."""
     if isinstance(x, tf.data.Dataset):
         x = x.element_spec[0] if isinstance(x.element_spec, tuple) else x.element_spec
-    views = x if isinstance(x, list | tuple) else [None]
+    views: list[Any] = list(x) if isinstance(x, list | tuple) else [None]
     return [(None, *v.shape[1:]) for v in views] if all(hasattr(v, "shape") for v in views) else []
 
 

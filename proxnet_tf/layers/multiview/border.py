@@ -60,7 +60,7 @@ class Views(NamedTuple):
         check_real("`sample_weight`", sample_weight)
         weight = tf.cast(1.0 if sample_weight is None else sample_weight, tf.float64)
         known = self.parts[0].shape[:-1]
-        if len(weight.shape) == rank + 1 and weight.shape[-1] == 1:  # (batch, 1), rows (batch,)
+        if len(weight.shape) == rank + 1 and weight.shape[-1] in (1, None):  # (batch, 1)
             weight = tf.squeeze(weight, -1)
         fits = zip(weight.shape, known, strict=False)
         if len(weight.shape) > rank or not all(w in (1, None, n) or n is None for w, n in fits):

@@ -147,7 +147,7 @@ def noise():
 
 def cost():
     """Time of a step of ProxCCA over the rows of a batch, and over the columns of both views."""
-    _, rows = results("ProxCCA: scaling")
+    _, rows = results("ProxCCA: scaling", "docs/cost.md")
     by_rows = [(int(r[0]), float(r[4])) for r in rows if r[1:4] == ["40", "20", "1"]]
     by_width = [(int(r[1]), float(r[4])) for r in rows if r[0] == "2000" and r[3] == "1"]
     figure, axes = plt.subplots(1, 2, figsize=(8, 3), sharey=True)

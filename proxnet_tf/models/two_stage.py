@@ -334,12 +334,16 @@ class _Pretraining(keras.Model):
         return codes
 
 
-def shapes_of(x: Any) -> list[Any]:
-    """The shapes of views in a list or in the batches of a dataset; none where they do not show."""
+def shapes_of(x: Any) -> tuple[Any, ...]:
+    """The shapes of views in a list or in the batches of a dataset; none where they do not show.
+
+    A tuple, as in the batches of `fit`: an exported model takes the structure it was built for.
+    """
     if isinstance(x, tf.data.Dataset):
         x = x.element_spec[0] if isinstance(x.element_spec, tuple) else x.element_spec
     views: list[Any] = list(x) if isinstance(x, list | tuple) else [None]
-    return [(None, *v.shape[1:]) for v in views] if all(hasattr(v, "shape") for v in views) else []
+    known = all(hasattr(v, "shape") for v in views)
+    return tuple((None, *v.shape[1:]) for v in views) if known else ()
 
 
 Names = tuple[tuple[str, ...], ...]

@@ -261,3 +261,15 @@ def test_callbacks_of_pretraining_save_the_model_and_continue(kind, tmp_path):
         run(3, [keras.callbacks.BackupAndRestore(tmp_path / "backup"), Stop()])
     continued = run(3, [keras.callbacks.BackupAndRestore(tmp_path / "backup")])
     np.testing.assert_allclose(continued, whole, rtol=1e-5)
+
+
+@pytest.mark.in_graph
+@pytest.mark.parametrize("kind", ["dcca", "dccae"])
+def test_an_exported_model_takes_views_as_fit_hands_them_on(kind, tmp_path):
+    model, views, labels = make(kind)
+    model.pretrain(views, verbose=0)  # which builds it
+    model.fit(views, labels, verbose=0)
+    model.export(tmp_path / "exported", verbose=False)
+    loaded = tf.saved_model.load(str(tmp_path / "exported"))
+    served = loaded.serve(tuple(map(tf.constant, views)))
+    np.testing.assert_allclose(served, model(views), atol=1e-5)

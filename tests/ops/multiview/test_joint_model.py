@@ -6,7 +6,13 @@ import tensorflow as tf
 
 from proxnet_tf.ops.multiview import joint_model
 from proxnet_tf.ops.multiview.correlation import GCCA
-from tests.ops.multiview.cases import Case, deficient_rows, hessian_times, inverses
+from tests.ops.multiview.cases import (
+    Case,
+    check_symmetric_and_positive,
+    deficient_rows,
+    hessian_times,
+    inverses,
+)
 
 KINDS = [GCCA((3, 3), 3), GCCA((2, 1, 2), 3), GCCA((2, 3, 2), 7)]
 
@@ -29,17 +35,7 @@ def test_product_is_the_differential_of_the_slope(kind, deficient):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_product_and_preconditioner_are_symmetric_and_positive_at_a_minimiser(kind):
-    case = Case(kind)
-    hessian = case.hessian(joint_model, case.point(case.minimiser()))
-    product, inverse = (
-        case.matrix(f, hessian) for f in (joint_model.product, joint_model.precondition)
-    )
-    for matrix in (product, inverse):
-        np.testing.assert_allclose(matrix, matrix.T, atol=1e-9 * np.abs(matrix).max())
-        assert np.linalg.eigvalsh(matrix)[0] > 0.0
-    root = np.linalg.cholesky(inverse)
-    before, after = np.linalg.cond(product), np.linalg.cond(root.T @ product @ root)
-    assert after < 0.7 * before
+    check_symmetric_and_positive(joint_model, kind)
 
 
 @pytest.mark.parametrize("deficient", [False, True])

@@ -7,7 +7,13 @@ import tensorflow as tf
 from proxnet_tf.ops.multiview import pair_model
 from proxnet_tf.ops.multiview.correlation import CCA
 from tests.helpers.data import shared_views
-from tests.ops.multiview.cases import Case, deficient_rows, hessian_times, inverses
+from tests.ops.multiview.cases import (
+    Case,
+    check_symmetric_and_positive,
+    deficient_rows,
+    hessian_times,
+    inverses,
+)
 
 KINDS = [CCA((3, 3), 3), CCA((3, 3), 2), CCA((2, 4), 2), CCA((4, 2), 1)]
 
@@ -38,18 +44,7 @@ def test_coordinates_keep_lengths_and_come_back(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_product_and_preconditioner_are_symmetric_and_positive_at_a_minimiser(kind):
-    case = Case(kind)
-    hessian = case.hessian(pair_model, case.point(case.minimiser()))
-    product, inverse = (
-        case.matrix(f, hessian) for f in (pair_model.product, pair_model.precondition)
-    )
-    for matrix in (product, inverse):
-        np.testing.assert_allclose(matrix, matrix.T, atol=1e-9 * np.abs(matrix).max())
-        assert np.linalg.eigvalsh(matrix)[0] > 0.0
-    # Conjugate gradients see the product of both.
-    root = np.linalg.cholesky(inverse)
-    before, after = np.linalg.cond(product), np.linalg.cond(root.T @ product @ root)
-    assert after < 0.7 * before
+    check_symmetric_and_positive(pair_model, kind)
 
 
 @pytest.mark.parametrize("deficient", [False, True])

@@ -171,6 +171,10 @@ class Correlation(abc.ABC):
         """x times a matrix of the form of `slope`."""
         return tf.matmul(x, slope)
 
+    @abc.abstractmethod
+    def second_slope(self, spectrum: Spectrum, change: tf.Tensor) -> tf.Tensor:
+        """The differential of dL/dS for a symmetric `change` of S, `[D, D]`: self-adjoint."""
+
 
 class CCA(Correlation):
     """Two views; the positive mu of (2) are their canonical correlations.
@@ -287,6 +291,14 @@ class CCA(Correlation):
         n0, n1 = phi * e - psi * within, psi * e - chi * within
         return self.paired_blocks(n0 + n1) - n0  # B(n1) - (n0 - B(n0)), one projection
 
+    def second_slope(self, spectrum: Spectrum, change: tf.Tensor) -> tf.Tensor:
+        basis, differences = spectrum.basis, divided_differences(spectrum)
+        inside = tf.matmul(basis, tf.matmul(change, basis), transpose_a=True)
+        between = self.paired(tf.transpose(self.paired(inside)))
+        changed = self.paired_differential(differences, between)
+        changed = self.unpaired(tf.transpose(self.unpaired(changed)))
+        return tf.matmul(basis, tf.matmul(changed, basis, transpose_b=True))
+
 
 class GCCA(Correlation):
     """Two or more views and the k directions that they share most: mu of (2) with all blocks.
@@ -350,6 +362,12 @@ class GCCA(Correlation):
         both = tf.matmul(tf.stack([both[:, :k], both[:, k:]]), chosen, transpose_b=True)
         n0, n1 = tf.unstack(both + tf.linalg.matrix_transpose(both))
         return self.blocks(n1) - n0
+
+    def second_slope(self, spectrum: Spectrum, change: tf.Tensor) -> tf.Tensor:
+        basis, differences = spectrum.basis, divided_differences(spectrum)
+        inside = tf.matmul(basis, tf.matmul(change, basis), transpose_a=True)
+        changed = self.differential(spectrum.rotation, differences, inside)
+        return tf.matmul(basis, tf.matmul(changed, basis, transpose_b=True))
 
 
 def total(spectrum: Spectrum) -> tf.Tensor:

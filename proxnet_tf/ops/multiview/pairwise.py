@@ -70,7 +70,7 @@ class PairMoments(NamedTuple):
         count: n, the number of rows that have a view, scalar float64.
         rounding: as in `Moments`.
         rows: n_i, `[J]`.
-        turn: block-diagonal C_ii^+ for `row_spaces`; zero where each view has full rank.
+        turn: block-diagonal G_ii^+; zero where each view has full rank.
         unused: projection onto what lies outside the row spaces of the views.
     """
 
@@ -200,7 +200,8 @@ def moments_of_sums(
     """
     finite, gram = guarded(gram)
     total, count = sums.total, sums.count
-    gram = gram * _unbiased(correlation, total, count)
+    ratio = _unbiased(correlation, total, count)
+    gram = gram * ratio
     mean = own_mean(correlation, sums.mean)
     rounding = column_rounding(tf.stop_gradient(gram), total, mean, dtype)
     tolerance = tf.constant(EXACT_RANK, tf.float64)
@@ -209,7 +210,7 @@ def moments_of_sums(
     rounding = tf.maximum(rounding, tolerance)
     unused, turn = outside_row_spaces(correlation, tf.stop_gradient(gram), rounding)
     some = tf.reduce_max(unused) > 0.0
-    turn = tf.where(some, turn, tf.zeros_like(turn))
+    turn = tf.where(some, ratio * turn, tf.zeros_like(turn))
     within = tf.eye(correlation.width, dtype=gram.dtype) - unused
     gram = tf.matmul(within, tf.matmul(gram, within))
     complete = tf.reduce_all(count == total)

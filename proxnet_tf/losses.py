@@ -17,6 +17,7 @@ def cca_loss(
     epsilon: float = 1e-4,
     mask: Any = None,
     synchronized: bool = False,
+    missing: str = "drop",
 ) -> tf.Tensor:
     """Minus the sum of the top canonical correlations of two views.
 
@@ -39,6 +40,8 @@ def cca_loss(
         synchronized: in the replicas of a `tf.distribute` strategy, whether the rows of all
             replicas count together, as on one device; False by default. Every replica then
             returns the same number.
+        missing: "drop" (default) where a row that lacks a view takes no part, "pairwise" where it
+            counts for the pairs of views that it has: see `ProxCCA`.
 
     Returns:
         A scalar in [-k, 0], of the wider dtype of the views, float32 at least.
@@ -54,7 +57,8 @@ def cca_loss(
 
     Reference: Andrew, Arora, Bilmes, Livescu, Deep canonical correlation analysis (2013).
     """
-    border = Border("cca_loss", CCA, num_components, epsilon=epsilon, synchronized=synchronized)
+    options = dict(epsilon=epsilon, synchronized=synchronized, missing=missing)
+    border = Border("cca_loss", CCA, num_components, **options)
     return border.loss([x, y], mask)
 
 
@@ -64,6 +68,7 @@ def gcca_loss(
     epsilon: float = 1e-4,
     mask: Any = None,
     synchronized: bool = False,
+    missing: str = "drop",
 ) -> tf.Tensor:
     """How far two or more views are from a common core, L = J k - sum_{i<=k} mu_i.
 
@@ -77,7 +82,7 @@ def gcca_loss(
         num_components: k, the width of the core, 1 <= k <= d_1 + .. + d_J.
         epsilon: as for `cca_loss`.
         mask: as for `cca_loss`.
-        synchronized: as for `cca_loss`.
+        synchronized, missing: as for `cca_loss`.
 
     Returns:
         A scalar in [0, J k], of the widest dtype of the views, float32 at least.
@@ -93,7 +98,8 @@ def gcca_loss(
 
     Reference: Li, Ma, Zhang (2020), appendix on multiview learning.
     """
-    border = Border("gcca_loss", GCCA, num_components, epsilon=epsilon, synchronized=synchronized)
+    options = dict(epsilon=epsilon, synchronized=synchronized, missing=missing)
+    border = Border("gcca_loss", GCCA, num_components, **options)
     return border.loss(inputs, mask)
 
 
@@ -111,6 +117,7 @@ class _CorrelationLoss(keras.losses.Loss):
         name: str | None = None,
         *,
         synchronized: bool = False,
+        missing: str = "drop",
         **kwargs: Any,
     ):
         super().__init__(name=name or f"{self._kind.__name__.lower()}_loss", **kwargs)
@@ -122,6 +129,7 @@ class _CorrelationLoss(keras.losses.Loss):
             split=split,
             nan_is_missing=nan_is_missing,
             synchronized=synchronized,
+            missing=missing,
         )
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
@@ -156,11 +164,13 @@ class CCALoss(_CorrelationLoss):
         num_components: k, 1 <= k <= min(d1, d2); None (the default) is min(d1, d2).
         epsilon: as for `cca_loss`.
         split: (d1, d2); halves by default.
-        nan_is_missing: whether a NaN marks its row as missing; such rows take no part. False by
-            default.
+        nan_is_missing: whether a NaN marks its view as missing in that row; False by default.
         name: name of the loss.
         synchronized: under a `tf.distribute` strategy, whether the loss is that of the rows of all
             replicas (as on one device) or, by default, the mean of those of each replica.
+        missing: "drop" (default) where a row that lacks a view takes no part, "pairwise" where it
+            counts for the pairs of views that it has: see `ProxCCA`. For views side by side that
+            are `nan_is_missing`, since a mask of one tensor is a mask of all its views.
         **kwargs: of `keras.losses.Loss`: `dtype`, of the result and, at least float32, of the
             computation (`keras.backend.floatx()` by default).
 
@@ -198,7 +208,7 @@ class GCCALoss(_CorrelationLoss):
     Args:
         num_components: k, the width of the core, 1 <= k <= d_1 + .. + d_J; it must be given.
         split: widths of the views; two halves by default.
-        epsilon, nan_is_missing, name, synchronized, **kwargs: as for `CCALoss`.
+        epsilon, nan_is_missing, name, synchronized, missing, **kwargs: as for `CCALoss`.
 
     Call arguments, returns and restrictions: as for `CCALoss`, with all views side by side.
 

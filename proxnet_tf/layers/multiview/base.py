@@ -46,6 +46,11 @@ class MultiviewLayer(keras.layers.Layer):
         """Whether the rows of all replicas count together."""
         return self.border.synchronized
 
+    @property
+    def missing(self) -> str:
+        """What becomes of rows that lack a view."""
+        return self.border.missing
+
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         for x in keras.tree.flatten(args):
             if "float" in str(getattr(x, "dtype", "")):  # neither `training` nor a mask

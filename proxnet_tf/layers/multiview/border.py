@@ -7,11 +7,19 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import at_least_float32, check_bool, check_integer, check_number
+from proxnet_tf.checks import (
+    at_least_float32,
+    check_bool,
+    check_choice,
+    check_integer,
+    check_number,
+)
 from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.multiview.correlation import CCA, Correlation
 from proxnet_tf.ops.multiview.envelope import Envelope, moreau_envelope
+from proxnet_tf.ops.multiview.incomplete import pairwise_envelope, pairwise_loss
 from proxnet_tf.ops.multiview.newton import Settings
+from proxnet_tf.ops.multiview.pairwise import entries_of
 from proxnet_tf.ops.multiview.prox import correlation_loss
 
 
@@ -20,7 +28,10 @@ class Views(NamedTuple):
 
     Attributes:
         rows: the views side by side, `[n, D]`; time steps are rows.
-        valid: the rows in which no view is missing, `[n, 1]` booleans; None if every row is one.
+        valid: the rows that take part, `[n, 1]` booleans; None if every row does. Rows in which no
+            view is missing, or with missing="pairwise" those that have a view.
+        present: with missing="pairwise", which views each row has, `[n, J]` booleans; None if each
+            row has all or none.
         correlation: which correlation of which widths.
         parts: the tensors outside.
         structure: what they came in.
@@ -28,6 +39,7 @@ class Views(NamedTuple):
 
     rows: tf.Tensor
     valid: tf.Tensor | None
+    present: tf.Tensor | None
     correlation: Correlation
     parts: list[Any]
     structure: Any
@@ -36,6 +48,23 @@ class Views(NamedTuple):
     def lead(self) -> tf.Tensor:
         """The axes of the rows outside, (batch,) or (batch, time)."""
         return tf.shape(self.parts[0])[:-1]
+
+    @property
+    def takes_part(self) -> tf.Tensor:
+        """`valid` as a tensor."""
+        return tf.ones_like(self.rows[:, :1], tf.bool) if self.valid is None else self.valid
+
+    @property
+    def entries(self) -> tf.Tensor:
+        """Which entries of the rows are there, `[n, D]` booleans."""
+        if self.present is None:
+            return tf.broadcast_to(self.takes_part, tf.shape(self.rows))
+        return entries_of(self.correlation, self.present)
+
+    @property
+    def known(self) -> tf.Tensor:
+        """The rows, with zeros in the place of what is missing."""
+        return tf.where(self.entries, self.rows, tf.zeros_like(self.rows))
 
     def leave(self, rows: tf.Tensor, dtype: str) -> Any:
         """Rows `[n, D]` in the structure and the shapes of the views outside."""
@@ -92,6 +121,8 @@ class Border:
         nan_is_missing: whether a view is also missing in a row in which it has a NaN.
         synchronized: whether the rows of all replicas of a `tf.distribute` strategy count
             together.
+        missing: "drop" where a row that lacks a view takes no part, "pairwise" where it counts for
+            the pairs of views that it has.
 
     Raises:
         ValueError: an argument outside its range.
@@ -107,6 +138,7 @@ class Border:
         split: Sequence[int] | None = None,
         nan_is_missing: bool = False,
         synchronized: bool = False,
+        missing: str = "drop",
     ):
         self.owner = owner
         self.kind = kind
@@ -118,6 +150,7 @@ class Border:
         self.split = _check_split(split)
         self.nan_is_missing = check_bool("nan_is_missing", nan_is_missing)
         self.synchronized = check_bool("synchronized", synchronized)
+        self.missing = check_choice("missing", missing, ("drop", "pairwise"))
         self.fixed: Correlation | None = None  # set by owners that only take views of one width
 
     def get_config(self) -> dict[str, Any]:
@@ -128,6 +161,7 @@ class Border:
             "split": self.split,
             "nan_is_missing": self.nan_is_missing,
             "synchronized": self.synchronized,
+            "missing": self.missing,
         }
 
     def correlation_of(self, shape: Any) -> Correlation:
@@ -217,11 +251,15 @@ class Border:
         joined = [tf.cast(x, wide) for x in parts]
         x = tf.concat(joined, axis=-1) if len(joined) > 1 else joined[0]
         rows = tf.reshape(x, [-1, correlation.width])
-        return Views(rows, self._valid(parts, mask), correlation, parts, inputs)
+        valid, present = self._valid(parts, mask, correlation.sizes)
+        return Views(rows, valid, present, correlation, parts, inputs)
 
     def loss(self, inputs: Any, mask: Any = None, dtype: Any = None) -> tf.Tensor:
         """L of views outside: a scalar of the dtype of the rows, see `enter`."""
         views = self.enter(inputs, mask, dtype)
+        if views.present is not None:  # the gradient is that of all replicas already
+            rows, correlation = views.rows, views.correlation
+            return pairwise_loss(rows, correlation, self.epsilon, views.present, self.all_reduce)
         return self._of_all_replicas(
             correlation_loss(
                 views.rows,
@@ -237,6 +275,16 @@ class Border:
     ) -> Envelope:
         """The Moreau envelope of L of views outside, see `enter` and `moreau_envelope`."""
         views = self.enter(inputs, mask, dtype)
+        if views.present is not None:
+            return pairwise_envelope(
+                views.rows,
+                lam,
+                views.correlation,
+                self.epsilon,
+                views.present,
+                settings=settings,
+                all_reduce=self.all_reduce,
+            )
         found = moreau_envelope(
             views.rows,
             lam,
@@ -335,7 +383,10 @@ class Border:
             )
         return k
 
-    def _valid(self, parts: list[Any], mask: Any) -> tf.Tensor | None:
+    def _valid(
+        self, parts: list[Any], mask: Any, sizes: tuple[int, ...]
+    ) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+        """`valid` and `present` of `Views`."""
         masks = [None if m is None else tf.convert_to_tensor(m) for m in keras.tree.flatten(mask)]
         lead = tf.TensorShape(parts[0].shape[:-1])
         shapes = [tuple(m.shape) for m in masks if m is not None]
@@ -347,12 +398,32 @@ class Border:
                 f"for each of the {len(parts)} inputs. Received {len(masks)} of the shapes "
                 f"{shapes} for views of the shape {(*lead, 'd_j')}."
             )
-        present = [tf.cast(m, tf.bool) for m in masks if m is not None]
+        masks = [None if m is None else tf.cast(m, tf.bool) for m in masks]
+        differ = self.nan_is_missing or (len(masks) > 1 and len(shapes) > 0)
+        if self.missing == "pairwise" and differ:
+            return self._present(parts, masks, sizes)
+        present = [m for m in masks if m is not None]
         if self.nan_is_missing:
             present += [~tf.reduce_any(tf.math.is_nan(x), axis=-1) for x in parts]
         if not present:
-            return None
-        return tf.reshape(functools.reduce(tf.logical_and, present), [-1, 1])
+            return None, None
+        return tf.reshape(functools.reduce(tf.logical_and, present), [-1, 1]), None
+
+    def _present(
+        self, parts: list[Any], masks: list[Any], sizes: tuple[int, ...]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The rows that have a view, and which views each row has."""
+        views = parts if len(parts) > 1 else tf.split(parts[0], sizes, axis=-1)
+        masks = masks * (len(views) // len(masks))
+        present = [
+            tf.ones(tf.shape(x)[:-1], tf.bool) if m is None else m
+            for x, m in zip(views, masks, strict=True)
+        ]
+        if self.nan_is_missing:
+            known = [~tf.reduce_any(tf.math.is_nan(x), axis=-1) for x in views]
+            present = [a & b for a, b in zip(present, known, strict=True)]
+        stacked = tf.stack([tf.reshape(m, [-1]) for m in present], axis=1)
+        return tf.reduce_any(stacked, axis=1, keepdims=True), stacked
 
 
 def _is_structure(shape: Any) -> bool:

@@ -30,6 +30,7 @@ class _Penalty(MultiviewLayer):
         split: Sequence[int] | None = None,
         nan_is_missing: bool = False,
         synchronized: bool = False,
+        missing: str = "drop",
         **kwargs: Any,
     ):
         border = Border(
@@ -40,6 +41,7 @@ class _Penalty(MultiviewLayer):
             split=split,
             nan_is_missing=nan_is_missing,
             synchronized=synchronized,
+            missing=missing,
         )
         super().__init__(border, **kwargs)
         self.weight = check_number("weight", weight, at_least=0.0)
@@ -113,6 +115,9 @@ class CCARegularizer(_Penalty):
         nan_is_missing: as for `ProxCCA`.
         synchronized: under a `tf.distribute` strategy, whether the correlation is that of the rows
             of all replicas (as on one device) or, by default, of each replica by itself.
+        missing: "drop" (default) where a row that lacks a view takes no part, "pairwise" where it
+            counts for the pairs of views that it has; see `ProxCCA`. The envelope is then the
+            value of the problem in D x D with those moments, and its gradient that of this value.
         **kwargs: of `keras.layers.Layer`.
 
     Call arguments:
@@ -148,7 +153,7 @@ class GCCARegularizer(_Penalty):
         weight, envelope, solver: as for `CCARegularizer`.
         num_components: k, the width of the core, 1 <= k <= d_1 + .. + d_J; it must be given.
         split: widths of the views when they come side by side; two halves by default.
-        epsilon, nan_is_missing, synchronized, **kwargs: as for `CCARegularizer`.
+        epsilon, nan_is_missing, synchronized, missing, **kwargs: as for `CCARegularizer`.
 
     Call arguments and output: as for `CCARegularizer`, with any number of views >= 2.
 

@@ -20,6 +20,7 @@ from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.layers.multiview.base import MultiviewLayer
 from proxnet_tf.layers.multiview.border import Border, Views
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
+from proxnet_tf.ops.multiview.incomplete import moved_by, pairwise_gram, pairwise_prox
 from proxnet_tf.ops.multiview.prox import correlations, gram_of, multiview_prox
 
 
@@ -42,6 +43,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         split: Sequence[int] | None = None,
         nan_is_missing: bool = False,
         synchronized: bool = False,
+        missing: str = "drop",
         **kwargs: Any,
     ):
         solvers.refuse_moved(kwargs, solver)
@@ -53,15 +55,17 @@ class _MultiviewProx(HasLam, MultiviewLayer):
             split=split,
             nan_is_missing=nan_is_missing,
             synchronized=synchronized,
+            missing=missing,
         )
         super().__init__(border, **kwargs)
         self.initial_lam = check_number("lam", lam, above=0.0)
         self.solver = solvers.get(solver)
         self.gradient = check_choice("gradient", gradient, ("implicit", "finite_difference"))
-        if synchronized and gradient != "implicit":
-            raise ValueError(
-                f"`synchronized=True` needs gradient='implicit'. Received: gradient={gradient!r}"
-            )
+        for given, option in ((synchronized, "synchronized=True"), (missing, "missing='pairwise'")):
+            if given in (True, "pairwise") and gradient != "implicit":
+                raise ValueError(
+                    f"`{option}` needs gradient='implicit'. Received: gradient={gradient!r}"
+                )
         self.inference = check_choice("inference", inference, ("identity", "batch", "moving"))
         self.momentum = check_number("momentum", momentum, at_least=0.0)
         if self.momentum >= 1.0:
@@ -89,6 +93,10 @@ class _MultiviewProx(HasLam, MultiviewLayer):
                 initializer=keras.initializers.Identity(),
                 **options,
             )
+            if self.missing == "pairwise":
+                self.moving_regression = self.add_weight(
+                    name="moving_regression", shape=(width, width), initializer="zeros", **options
+                )
         self.built = True
 
     def call(self, inputs: Any, training: bool = False, mask: Any = None) -> Any:
@@ -104,22 +112,26 @@ class _MultiviewProx(HasLam, MultiviewLayer):
 
     def _solve(self, views: Views, training: bool) -> tf.Tensor:
         lam = lam_of(self, tf.float64)
-        found = multiview_prox(
-            views.rows,
-            lam,
-            views.correlation,
-            self.border.epsilon,
-            valid=views.valid,
+        moving = training and self.inference == "moving"
+        present = views.present
+        if present is None and moving and self.missing == "pairwise":  # for the regression
+            present = tf.repeat(views.takes_part, len(views.correlation.sizes), axis=1)
+        options = dict(
             settings=self.solver.settings,
-            gradient=self.gradient,
             all_reduce=self.border.all_reduce,
             observer=self._monitor.backward(training),
         )
-        if training and self.inference == "moving":
-            self._move(views, *(nan_without(lam, x) for x in (found.mean, found.map)))
+        arguments = views.rows, lam, views.correlation, self.border.epsilon
+        found: Any
+        if present is None:
+            found = multiview_prox(*arguments, valid=views.valid, gradient=self.gradient, **options)
+        else:
+            found = pairwise_prox(*arguments, present, **options)
+        if moving:
+            self._move(views, present, lam, found)
 
         def given() -> dict[str, Any]:
-            rows = views.rows if views.valid is None else views.rows[views.valid[:, 0]]
+            rows = views.known[views.takes_part[:, 0]]
             squares = tf.reduce_sum(rows**2, 0)
             return {"the input": rows, "lam": lam, "the sums of squares of the input": squares}
 
@@ -128,20 +140,23 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         self._monitor.watch("correlation", found.correlation_after)
         return nan_without(lam, found.output)
 
-    def _move(self, views: Views, mean: tf.Tensor, change: tf.Tensor) -> None:
-        """Moves the mean and the linear map towards those of a batch, unless it has no rows.
+    def _move(self, views: Views, present: tf.Tensor | None, lam: tf.Tensor, found: Any) -> None:
+        """Moves the mean and the linear maps towards those of a batch, unless it has no rows.
 
-        Over replicas the weights become the mean of what each of them assigns. One without rows
-        keeps the old value, and the others go so much further that it does not count.
+        With missing="pairwise" a batch counts in which every view has a row. Over replicas the
+        weights become the mean of what each of them assigns. One without rows keeps the old value,
+        and the others go so much further that it does not count.
         """
-        rows = (
-            tf.shape(views.rows)[0] if views.valid is None else tf.math.count_nonzero(views.valid)
-        )
-        (rows,) = self.border.all_reduce(tf.cast(rows, tf.float32))
+        there = views.takes_part if present is None else present
+        number = tf.reduce_sum(tf.cast(there, tf.float32), 0)
+        rows = tf.reduce_min(self.border.all_reduce(number)[0])
         replica = tf.distribute.get_replica_context()
-        of_batch = change + tf.eye(views.correlation.width, dtype=change.dtype)
-        for weight, value in ((self.moving_mean, mean), (self.moving_map, of_batch)):
-            value = tf.cast(value, weight.dtype)
+        eye = tf.eye(views.correlation.width, dtype=found.map.dtype)
+        values = [(self.moving_mean, found.mean), (self.moving_map, found.map + eye)]
+        if present is not None:
+            values.append((self.moving_regression, found.regression))
+        for weight, value in values:
+            value = tf.cast(nan_without(lam, value), weight.dtype)
             usable = (rows > 0) & tf.reduce_all(tf.math.is_finite(value))
             moved = self.momentum * weight + (1.0 - self.momentum) * value
             if replica is not None and replica.num_replicas_in_sync > 1:
@@ -152,16 +167,27 @@ class _MultiviewProx(HasLam, MultiviewLayer):
             weight.assign(tf.where(usable, moved, weight))
 
     def _apply_moving(self, views: Views) -> tf.Tensor:
-        mean = tf.cast(self.moving_mean, views.rows.dtype)
-        matrix = tf.cast(self.moving_map, views.rows.dtype)
-        moved = mean + tf.matmul(views.rows - mean, matrix)
-        return moved if views.valid is None else tf.where(views.valid, moved, views.rows)
+        rows = views.rows
+        mean = tf.cast(self.moving_mean, rows.dtype)
+        matrix = tf.cast(self.moving_map, rows.dtype)
+        if views.present is not None:
+            step = matrix - tf.eye(views.correlation.width, dtype=rows.dtype)
+            into = tf.cast(self.moving_regression, rows.dtype)
+            moved = moved_by(views.correlation, rows, views.present, mean, step, into)
+            return tf.where(views.entries, rows + moved, rows)
+        moved = mean + tf.matmul(rows - mean, matrix)
+        return moved if views.valid is None else tf.where(views.valid, moved, rows)
 
     def _watch(self, name: str, views: Views, rows: tf.Tensor) -> None:
-        if self._monitor:
-            gram = gram_of(tf.stop_gradient(rows), views.valid, self.border.all_reduce)
-            value = correlations(views.correlation, self.border.epsilon, *gram)
-            self._monitor.watch(name, tf.reduce_sum(value))
+        if not self._monitor:
+            return
+        rows, reduced = tf.stop_gradient(rows), self.border.all_reduce
+        if views.present is None:
+            gram = gram_of(rows, views.valid, reduced)
+        else:
+            gram = pairwise_gram(rows, views.present, views.correlation, reduced)
+        value = correlations(views.correlation, self.border.epsilon, *gram)
+        self._monitor.watch(name, tf.reduce_sum(value))
 
     @property
     def status(self) -> dict[str, float]:
@@ -210,6 +236,16 @@ class ProxCCA(_MultiviewProx):
     derivative raises `NotImplementedError`. A batch with a value that is not finite comes out as
     NaN.
 
+    With missing="pairwise" each view's covariance is taken over all rows that have the view, and
+    the covariance between views over the rows that have both (each relative to its own mean, with
+    the divisor that makes it unbiased). If no sample has these covariances, those between views are
+    multiplied by the largest number for which one has. The map is that of complete rows with these
+    moments. In a row that lacks a view, the view is filled in by its regression on each of those
+    that are there (their mean), for the map only: what is missing passes unchanged. The gradient
+    is exact; it is not smooth where the factor begins to act, that is where a canonical
+    correlation of the estimate reaches one. Views that no row has together pass unchanged. For
+    complete rows both ways do the same.
+
     The first call of a program with views of new widths, another k or another dtype traces and
     compiles the solver: a few seconds, more for wide views or on a busy machine. Later calls, and
     other layers of the same widths and k, do not. With solver=Newton(jit_compile=False) the first
@@ -250,6 +286,9 @@ class ProxCCA(_MultiviewProx):
         synchronized: under a `tf.distribute` strategy, whether to solve for the rows of all
             replicas together (exactly as one device would; n, sums and D x D matrices travel)
             or, by default, for those of each replica. Needs gradient="implicit".
+        missing: what becomes of a row that lacks a view. "drop" (default): it takes no part.
+            "pairwise": it counts for the pairs of views that it has, and comes out moved in the
+            views that it has; see below. Needs gradient="implicit".
         **kwargs: of `keras.layers.Layer`.
 
     Call arguments:
@@ -258,8 +297,8 @@ class ProxCCA(_MultiviewProx):
             side by side. Time steps count as rows.
         training: whether to solve (True) or to do what `inference` says.
         mask: boolean `(batch,)` (for sequences `(batch, time)`), or one per view with None
-            entries, False where a view is missing. A row takes part if no view is missing; the
-            others pass unchanged, and so do their gradients.
+            entries, False where a view is missing. A row takes part if no view is missing
+            (`missing` says more); the others pass unchanged, and so do their gradients.
 
     Output: the structure, shapes and masks of the input, in the layer's compute dtype.
 
@@ -311,7 +350,8 @@ class ProxGCCA(_MultiviewProx):
         split: widths of the views when they come side by side in one tensor; two halves by
             default.
         lam, epsilon, solver, gradient, inference, momentum, monitor, nan_is_missing, synchronized,
-            **kwargs: as for `ProxCCA`; the monitored correlation is the sum of the k values mu.
+            missing, **kwargs: as for `ProxCCA`; the monitored correlation is the sum of the k
+            values mu.
 
     Call arguments and output: as for `ProxCCA`, with any number of views >= 2.
 

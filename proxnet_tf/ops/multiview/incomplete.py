@@ -172,7 +172,9 @@ def pairwise_gram(
     x: tf.Tensor, present: tf.Tensor, correlation: Correlation, all_reduce: AllReduce = identity
 ) -> Gram:
     """C = (n - 1) S(alpha) of rows of which some lack views, as `gram_of`."""
-    return Gram(*map(tf.stop_gradient, pairwise_moments(x, present, correlation, all_reduce).sample))
+    return Gram(
+        *map(tf.stop_gradient, pairwise_moments(x, present, correlation, all_reduce).sample)
+    )
 
 
 def pairwise_loss(

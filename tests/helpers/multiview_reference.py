@@ -119,3 +119,83 @@ def linear_correlations(x, y):
     qx = scipy.linalg.orth(x - x.mean(0))
     qy = scipy.linalg.orth(y - y.mean(0))
     return np.linalg.svd(qx.T @ qy, compute_uv=False)
+
+
+def pairwise_covariance(x, present, sizes):
+    """Means, covariances by pairs of views, and the same after shrinking, by loops over rows.
+
+    The covariances between views are multiplied by the largest number up to 1, found by bisection,
+    with which no eigenvalue of the whole is negative.
+    """
+    view = np.repeat(np.arange(len(sizes)), sizes)
+    mean = np.array([x[present[:, v], a].mean() for a, v in enumerate(view)])
+    own, between = np.zeros((len(view),) * 2), np.zeros((len(view),) * 2)
+    for a, i in enumerate(view):
+        for b, j in enumerate(view):
+            both = present[:, i] & present[:, j]
+            m, n, k = present[:, i].sum(), present[:, j].sum(), both.sum()
+            total = sum((x[r, a] - mean[a]) * (x[r, b] - mean[b]) for r in np.flatnonzero(both))
+            # The expectation of the sum for independent rows with covariance 1.
+            expected = k - k / m - k / n + k**2 / (m * n)
+            (own if i == j else between)[a, b] = total / expected if k else 0.0
+    low, high = 0.0, 1.0
+    if np.linalg.eigvalsh(own + between)[0] < -1e-13:
+        for _ in range(60):
+            middle = (low + high) / 2
+            positive = np.linalg.eigvalsh(own + middle * between)[0] >= 0
+            low, high = (middle, high) if positive else (low, middle)
+    return mean, own + between, own + high * between
+
+
+def loss_of_covariance(s, sizes, k, epsilon, objective):
+    """L at S, by the generalised eigenvalue problem of LAPACK."""
+    view = np.repeat(np.arange(len(sizes)), sizes)
+    own = np.where(view[:, None] == view, s, 0.0)
+    left, constant = (s - own, 0.0) if objective == "cca" else (s, len(sizes) * k)
+    mu = scipy.linalg.eigh(left, own + epsilon * np.eye(len(s)), eigvals_only=True)
+    return constant - mu[::-1][:k].sum()
+
+
+def map_of_covariance(s, n, sizes, lam, k, epsilon, objective):
+    """M = (I + n/lam Gamma)^-1 with Gamma = 2/(n-1) dL/dS at the proximal map of n rows.
+
+    The rows have the covariance S; the derivative is by central differences.
+    """
+    values, vectors = np.linalg.eigh(s)
+    root = np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T
+    q = np.random.default_rng(0).normal(size=(n, len(s)))
+    q, _ = np.linalg.qr(q - q.mean(0))
+    p, _ = prox(np.sqrt(n - 1.0) * q @ root, sizes, lam, k, epsilon, objective, descent=True)
+    moved, gamma, h = p.T @ p / (n - 1), np.zeros_like(s), 1e-5
+    for a in range(len(s)):
+        for b in range(a + 1):
+            change = np.zeros_like(s)
+            change[a, b] = change[b, a] = h if a == b else h / 2
+            values = [
+                loss_of_covariance(moved + sign * change, sizes, k, epsilon, objective)
+                for sign in (1, -1)
+            ]
+            gamma[a, b] = gamma[b, a] = (values[0] - values[1]) / (2 * h)
+    return np.linalg.inv(np.eye(len(s)) + n / lam * 2 / (n - 1) * gamma)
+
+
+def incomplete_prox(x, present, sizes, lam, k, epsilon, objective):
+    """The proximal map of rows that lack views, row by row: see docs/equations.md, (17)-(19)."""
+    n = int(present.any(1).sum())
+    mean, _, s = pairwise_covariance(x, present, sizes)
+    linear = map_of_covariance(s, n, sizes, lam, k, epsilon, objective)
+    view = np.repeat(np.arange(len(sizes)), sizes)
+    p = x.copy()
+    for r in range(len(x)):
+        has = present[r][view]
+        centred = np.where(has, x[r] - mean, 0.0)
+        for j in np.flatnonzero(~present[r]):
+            said = []
+            for i in np.flatnonzero(present[r]):
+                own = s[np.ix_(view == i, view == i)] + epsilon * np.eye(sizes[i])
+                weights = np.linalg.solve(own, s[np.ix_(view == i, view == j)])
+                said.append(centred[view == i] @ weights)
+            if said:
+                centred[view == j] = np.mean(said, 0)
+        p[r, has] = (mean + centred @ linear)[has]
+    return p

@@ -85,8 +85,7 @@ def pairwise_prox(
     mean, step, into = (tf.cast(a, x.dtype) for a in (moments.mean, found.step, regression))
     moved = moved_by(correlation, x, present, mean, step, into)
     entries = entries_of(correlation, present)
-    near = masked(entries, tf.stop_gradient(x - mean))
-    moved = _turned(correlation, x, masked(entries, moved), near, moments, all_reduce)
+    moved = _turned(correlation, x, masked(entries, moved), entries, moments, all_reduce)
     return IncompleteResult(
         output=kept(entries, x + moved, x),
         mean=tf.stop_gradient(mean),
@@ -138,7 +137,7 @@ def _turned(
     correlation: Correlation,
     x: tf.Tensor,
     moved: tf.Tensor,
-    near: tf.Tensor,
+    entries: tf.Tensor,
     moments: PairMoments,
     all_reduce: AllReduce,
 ) -> tf.Tensor:
@@ -154,11 +153,12 @@ def _turned(
     def turned(x: tf.Tensor, moved: tf.Tensor) -> tuple[tf.Tensor, Any]:
         values = tf.stop_gradient(moved)
 
-        def answer(y: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+        def answer(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
             cross = tf.cast(tf.matmul(values, y, transpose_a=True), tf.float64)
             (cross,) = all_reduce(correlation.blocks(cross))
             slope = tf.matmul(moments.turn, tf.matmul(cross, outside))
-            return tf.matmul(near, tf.cast(slope, near.dtype))
+            near = masked(entries, x - tf.cast(moments.mean, x.dtype))
+            return masked(entries, tf.matmul(near, tf.cast(slope, x.dtype)))
 
         def backward(y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return differentiable_once(answer, "multiview proximal map")(y, x), y

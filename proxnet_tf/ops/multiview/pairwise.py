@@ -114,7 +114,7 @@ def own_mean(correlation: Correlation, mean: tf.Tensor) -> tf.Tensor:
     return tf.linalg.diag_part(partner_means(correlation, mean))
 
 
-def together(correlation: Correlation, first: PairSums, second: PairSums) -> PairSums:
+def pairs_together(correlation: Correlation, first: PairSums, second: PairSums) -> PairSums:
     """The sums of two samples together: Chan, Golub, LeVeque (1983) for each pair of views."""
     count = first.count + second.count
     share = tf.math.divide_no_nan(second.count, count)
@@ -169,7 +169,7 @@ def _centred(
     return PairSums(total, count, mean + shift, comoment)
 
 
-def _gram(correlation: Correlation, sums: PairSums) -> tf.Tensor:
+def gram_of_pairs(correlation: Correlation, sums: PairSums) -> tf.Tensor:
     """G, `[D, D]`: each view relative to its own mean."""
     apart = partner_means(correlation, sums.mean - own_mean(correlation, sums.mean))
     return sums.comoment + by_columns(correlation, sums.count) * apart * tf.transpose(apart)
@@ -184,30 +184,29 @@ def _unbiased(correlation: Correlation, total: tf.Tensor, count: tf.Tensor) -> t
     return by_columns(correlation, tf.where(count == total, tf.ones_like(ratio), ratio))
 
 
-def moments_of_sums(
+def moments_of_pairs(
     correlation: Correlation,
     sums: PairSums,
     gram: tf.Tensor,
     dtype: tf.DType,
+    tolerance: float | tf.Tensor = EXACT_RANK,
 ) -> PairMoments:
     """S(alpha) from the sums.
 
     Args:
         correlation: sizes of the views.
         sums: counts and means.
-        gram: G, `[D, D]`, float64; a gradient may pass through it.
+        gram: G, see `gram_of_pairs`; a gradient may pass through it.
         dtype: of the rows.
+        tolerance: variance along a direction of a view whose columns have unit variance, below
+            which it is rounding.
     """
-    finite, gram = guarded(gram)
     total, count = sums.total, sums.count
     ratio = _unbiased(correlation, total, count)
-    gram = gram * ratio
+    finite, gram = guarded(gram * ratio)
     mean = own_mean(correlation, sums.mean)
     rounding = column_rounding(tf.stop_gradient(gram), total, mean, dtype)
-    tolerance = tf.constant(EXACT_RANK, tf.float64)
-    if dtype != tf.float64:
-        tolerance = tf.where(total <= EXACT_ROWS, tolerance, BLOCK_RANK)
-    rounding = tf.maximum(rounding, tolerance)
+    rounding = tf.maximum(rounding, tf.cast(tolerance, rounding.dtype))
     unused, turn = outside_row_spaces(correlation, tf.stop_gradient(gram), rounding)
     some = tf.reduce_max(unused) > 0.0
     turn = tf.where(some, ratio * turn, tf.zeros_like(turn))
@@ -285,7 +284,7 @@ def pairwise_moments(
 
         total, count, sums, products = all_reduce(*sum_over_rows(part, x, present))
         found = _centred(correlation, total, count, tf.cast(shift, tf.float64), sums, products)
-        gram = _gram(correlation, found)
+        gram = gram_of_pairs(correlation, found)
         mean = own_mean(correlation, found.mean)
 
         def answer(of_gram: tf.Tensor, of_mean: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
@@ -309,7 +308,11 @@ def pairwise_moments(
         return (gram, mean, *found), backward
 
     gram, mean, *sums = moments(x)
-    found = moments_of_sums(correlation, PairSums(*map(tf.stop_gradient, sums)), gram, x.dtype)
+    total, *rest = map(tf.stop_gradient, sums)
+    tolerance = tf.constant(EXACT_RANK, tf.float64)
+    if x.dtype != tf.float64:
+        tolerance = tf.where(total <= EXACT_ROWS, tolerance, BLOCK_RANK)
+    found = moments_of_pairs(correlation, PairSums(total, *rest), gram, x.dtype, tolerance)
     return found._replace(mean=mean)
 
 

@@ -254,6 +254,23 @@ LAYERS = {
         (0, 3, 0),
         rows="together",
     ),
+    "ProxGCCA, pairwise": Layer(
+        ProxGCCA,
+        lambda: dict(
+            num_components=4,
+            lam=0.5,
+            inference="moving",
+            split=THREE,
+            nan_is_missing=True,
+            missing="pairwise",
+            **PLAIN,
+        ),
+        TRIPLE.reshape(3, 4, -1),
+        (0, 4, 0),
+        training=True,
+        rows="together",
+        masks="respected",
+    ),
     "CCARegularizer": Layer(
         CCARegularizer,
         lambda: dict(weight=0.3, num_components=2, epsilon=0.1),
@@ -274,7 +291,14 @@ LAYERS = {
     ),
     "GCCARegularizer": Layer(
         GCCARegularizer,
-        lambda: dict(weight=0.3, num_components=4, epsilon=0.1, split=THREE, nan_is_missing=True),
+        lambda: dict(
+            weight=0.3,
+            num_components=4,
+            epsilon=0.1,
+            split=THREE,
+            nan_is_missing=True,
+            missing="pairwise",
+        ),
         TRIPLE,
         (0, 0, 0),
         rows="together",
@@ -410,7 +434,7 @@ _RETRIEVAL = dict(
 )
 CONFIGURED = {
     "ProxCCA, every argument": lambda: ProxCCA(**_VIEWS, split=SIZES),
-    "ProxCCA, replicas": lambda: ProxCCA(synchronized=True),
+    "ProxCCA, replicas": lambda: ProxCCA(synchronized=True, missing="pairwise"),
     "ProxGCCA, every argument": lambda: ProxGCCA(**_VIEWS, split=THREE),
     "ProxGCCA, replicas": lambda: ProxGCCA(2, synchronized=True),
     "CCARegularizer, every argument": lambda: CCARegularizer(
@@ -422,6 +446,7 @@ CONFIGURED = {
         split=SIZES,
         nan_is_missing=True,
         synchronized=True,
+        missing="pairwise",
     ),
     "GCCARegularizer, replicas": lambda: GCCARegularizer(num_components=2, synchronized=True),
     "GCCARegularizer, envelope": lambda: GCCARegularizer(
@@ -483,14 +508,21 @@ CONFIGURED = {
         split=SIZES,
         nan_is_missing=True,
         synchronized=True,
+        missing="pairwise",
         name="agreement",
         dtype="float64",
     ),
     "GCCALoss": lambda: GCCALoss(
-        4, epsilon=0.1, split=THREE, nan_is_missing=True, synchronized=True, name="core"
+        4,
+        epsilon=0.1,
+        split=THREE,
+        nan_is_missing=True,
+        synchronized=True,
+        missing="pairwise",
+        name="core",
     ),
     "CanonicalCorrelation": lambda: CanonicalCorrelation(
-        2, epsilon=0.1, split=SIZES, nan_is_missing=True, name="agreement"
+        2, epsilon=0.1, split=SIZES, nan_is_missing=True, missing="pairwise", name="agreement"
     ),
     "RecallAtK": lambda: RecallAtK(2, **_RETRIEVAL),
     "MeanReciprocalRank": lambda: MeanReciprocalRank(**_RETRIEVAL),
@@ -597,6 +629,7 @@ MODELS = {
             inference="batch",
             monitor="core",
             nan_is_missing=True,
+            missing="pairwise",
             **PLAIN,
         ),
         VIEWS,

@@ -24,6 +24,7 @@ def loss(kind, x, k=None, epsilon=EPSILON):
 
 def test_config_holds_every_argument(kind):
     options = dict(envelope=2.0, solver=Newton(tolerance=1e-6), nan_is_missing=True)
+    options["missing"] = "pairwise"
     layer = penalty(kind, epsilon=0.1, split=kind.sizes, synchronized=True, **options)
     check_config(layer)
     assert penalty(kind).from_config(layer.get_config()).solver == options.pop("solver")

@@ -30,14 +30,18 @@ def every_argument(kind, **other):
 
 def test_config_holds_every_argument(kind):
     layer = every_argument(kind)
-    check_config(layer, allow_default=("synchronized",))  # needs the other gradient: see below
+    # These two need the other gradient: see below.
+    check_config(layer, allow_default=("synchronized", "missing"))
     config = layer.get_config()
     assert type(layer).from_config(config).solver == EVERY_ARGUMENT["solver"]
     expected = EVERY_ARGUMENT | {"num_components": kind.k, "split": kind.sizes}
     expected["solver"] = keras.saving.serialize_keras_object(expected["solver"])
     assert {name: config[name] for name in expected} == expected
-    replicas = kind.layer(synchronized=True)
-    assert type(replicas).from_config(replicas.get_config()).get_config()["synchronized"]
+    replicas = kind.layer(synchronized=True, missing="pairwise")
+    config = type(replicas).from_config(replicas.get_config()).get_config()
+    assert config["synchronized"] and config["missing"] == "pairwise"
+    del config["missing"]  # of a file of 0.1.0
+    assert type(replicas).from_config(config).missing == "drop"
 
 
 def test_configuration_of_the_first_version_is_read(kind):
@@ -256,6 +260,11 @@ def test_two_layers_that_differ_in_the_ridge_agree_with_their_references(kind):
         (
             dict(synchronized=True, gradient="finite_difference"),
             "`synchronized=True` needs gradient='implicit'.*'finite_difference'",
+        ),
+        (dict(missing="impute"), "`missing` must be one of 'drop', 'pairwise'.*'impute'"),
+        (
+            dict(missing="pairwise", gradient="finite_difference"),
+            "`missing='pairwise'` needs gradient='implicit'.*'finite_difference'",
         ),
         (dict(split=7), "`split` must be a tuple with the widths.*split=7"),
         (dict(split=(3,)), r"`split` must be a tuple with the widths.*split=\(3,\)"),

@@ -41,7 +41,7 @@ def test_each_row_is_moved_in_the_views_that_it_has(kind, how):
     moved = layer(inputs, training=True, mask=[*present.T] if how == "masks" else None)
     joined = np.asarray(moved) if how == "NaN in one tensor" else np.concatenate(moved, 1)
     there = entries(kind, present)
-    assert np.abs(expected - x)[there & ~present.all(1)[:, None]].max() > 0.1
+    assert np.abs(expected - x)[there & ~present.all(1)[:, None]].max() > 0.03
     np.testing.assert_allclose(joined[there], expected[there], atol=2e-5)
     assert np.isnan(joined[~there]).all()
 
@@ -69,8 +69,8 @@ def test_one_mask_for_all_views_is_that_of_drop(kind):
 def test_moving_map_fills_in_what_is_missing(kind):
     """After one batch without momentum it does to the batch what training did."""
     views, x, present = incomplete(kind)
-    layer = pairwise(kind, nan_is_missing=True, inference="moving", momentum=0.0, monitor=True)
-    assert len(layer.weights) == 0 or not layer.built
+    options = dict(nan_is_missing=True, inference="moving", momentum=0.0)
+    layer = pairwise(kind, **options)
     trained = np.concatenate(layer(views, training=True), 1)
     applied = np.concatenate(layer(views, training=False), 1)
     np.testing.assert_allclose(applied, trained, atol=1e-12)
@@ -78,12 +78,16 @@ def test_moving_map_fills_in_what_is_missing(kind):
         "moving_mean", "moving_map", "moving_regression",
     ]  # fmt: skip
     sizes, there = kind.sizes, entries(kind, present)
+    monitored = pairwise(kind, **options, monitor=True)
+    monitored.build([v.shape for v in views])
+    for new, old in zip(monitored.non_trainable_weights[-3:], layer.weights[-3:], strict=True):
+        new.assign(old)
+    monitored(views, training=False)
     for name, rows in (("correlation_before", x), ("correlation", np.where(there, applied, x))):
         _, _, covariance = reference.pairwise_covariance(rows, present, sizes)
         value = reference.loss_of_covariance(covariance, sizes, kind.k, EPSILON, kind.name)
         value = -value if kind.name == "cca" else len(sizes) * kind.k - value
-        layer(views, training=False)
-        np.testing.assert_allclose(layer.status[name], value, rtol=1e-5)
+        np.testing.assert_allclose(monitored.status[name], value, rtol=1e-5)
     # A row by itself, of which the last view alone is there.
     alone = [np.full_like(v[:1], np.nan) for v in views]
     alone[-1] = np.ones_like(alone[-1])
@@ -118,8 +122,7 @@ def test_complete_views_after_incomplete_ones(kind):
         np.testing.assert_allclose(a, b, atol=1e-9)
 
 
-@pytest.mark.parametrize("method", ["prox", "rrm"])
-def test_classifier_learns_from_incomplete_rows_and_predicts_from_one_view(method):
+def test_classifier_learns_from_incomplete_rows_and_predicts_from_one_view():
     """Half of the rows lack one of three views; the classes are the signs of a shared number."""
     rng = np.random.default_rng(0)
     shared = rng.normal(size=(400, 1))
@@ -131,30 +134,30 @@ def test_classifier_learns_from_incomplete_rows_and_predicts_from_one_view(metho
     for row in range(0, 200, 2):
         train[row // 2 % 3][row] = np.nan
     keras.utils.set_random_seed(0)
-    options = dict(inference="moving", lam=2.0, solver=PLAIN) if method == "prox" else {}
     model = MultiviewClassifier(
         [keras.layers.Dense(2) for _ in views],
         [keras.layers.Dense(2) for _ in views],
-        method=method,
         num_components=2,
+        lam=2.0,
         epsilon=EPSILON,
+        inference="moving",
+        correlation_weight=0.01,
         nan_is_missing=True,
         missing="pairwise",
-        **options,
+        solver=PLAIN,
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.05), loss, metrics=["accuracy"], jit_compile=False)
+    model.compile(keras.optimizers.Adam(0.05), loss, jit_compile=False)
     model.fit(train, labels[:200], batch_size=50, epochs=8, verbose=0)
-    layer = model.prox or model.regularizer
-    assert layer.missing == "pairwise" and model.get_config()["missing"] == "pairwise"
-    if method == "prox":
-        assert np.abs(layer.moving_regression).max() > 0.05
+    assert model.prox.missing == model.regularizer.missing == "pairwise"
+    assert model.get_config()["missing"] == "pairwise"
     for here in range(3):
         test = [v[200:].astype("float32") for v in views]
         for j, view in enumerate(test):
             if j != here:
                 view[:] = np.nan
-        assert model.evaluate(test, labels[200:], verbose=0)[1] > 0.9
+        found = np.argmax(model(test, training=False), axis=1)
+        assert np.mean(found == labels[200:]) > 0.9
 
 
 def test_export_fills_in_what_is_missing(tmp_path):
@@ -168,6 +171,6 @@ def test_export_fills_in_what_is_missing(tmp_path):
     layer(values, training=True, mask=[*present.T])
     expected = model([*values, *present.T], training=False)
     model.export(tmp_path / "exported", verbose=False)
-    served = tf.saved_model.load(tmp_path / "exported").serve([*values, *present.T])
-    for a, b in zip(served, expected, strict=True):
+    loaded = tf.saved_model.load(tmp_path / "exported")
+    for a, b in zip(loaded.serve([*values, *present.T]), expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)

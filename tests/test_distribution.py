@@ -62,8 +62,14 @@ def test_losses_over_replicas_are_those_of_one_device(mirrored, kind, case):
     assert mirrored["losses"][f"{kind} {case}"] < 1e-10
 
 
+@pytest.mark.parametrize("split", ["31", "50"])
+@pytest.mark.parametrize("what", ["layer", "loss", "envelope"])
+def test_rows_that_lack_views_over_replicas_are_those_of_one_device(mirrored, what, split):
+    assert mirrored["incomplete"][f"{what} {split}"] < 1e-9
+
+
 @pytest.mark.parametrize("split", ["32", "20", "64"])
-@pytest.mark.parametrize("metric", ["correlation", "recall", "median"])
+@pytest.mark.parametrize("metric", ["correlation", "pairwise", "recall", "median"])
 def test_metric_of_an_epoch_over_replicas_is_that_of_one_device(mirrored, metric, split):
     found = mirrored["epoch"][metric]
     assert found["one device"] > 0.1

@@ -45,10 +45,11 @@ class MultiviewClassifier(HasLam, MultiviewModel):
         predict_with: "average" (default) or the index of a view, 0 <= index < J.
         nan_is_missing: whether a NaN in a view marks it as missing, in the whole example or, for
             codes with time steps, in that step; False by default. The encoder then sees zeros, the
-            proximal layer and L leave the row out, the average is over the views that are there,
-            and a view has no loss where it is missing.
+            proximal layer and L leave the row out (with missing="pairwise" they use the views
+            that are there), the average is over the views that are there, and a view has no loss
+            where it is missing.
         **kwargs: further arguments of `ProxCCA` or `ProxGCCA` ("prox": `solver`, `gradient`,
-            `momentum`, `synchronized` and so on) and of the regularizer ("rrm"); `name` and
+            `momentum`, `synchronized`, `missing` and so on) and of the regularizer ("rrm"); `name` and
             `dtype` of a Keras model.
 
     Call arguments:

@@ -79,7 +79,20 @@ def on(strategy, step, graph=False):
 
 
 def error(found, expected):
-    return max(float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True))
+    """The largest difference; what is NaN in one must be in the other."""
+    pairs = list(zip(found, expected, strict=True))
+    if any((np.isnan(a) != np.isnan(b)).any() for a, b in pairs):
+        return float("inf")
+    return max(float(np.nanmax(np.abs(a - b))) for a, b in pairs)
+
+
+def with_gaps(x, sizes):
+    """The rows with NaN in views that are missing."""
+    present = np.random.default_rng(3).random((len(x), len(sizes))) < 0.7
+    return np.where(np.repeat(present, sizes, axis=1), x, np.nan)
+
+
+PAIRWISE = dict(nan_is_missing=True, missing="pairwise")
 
 
 def exactness(strategy):
@@ -119,6 +132,35 @@ def exactness(strategy):
         expected = [np.concatenate([h[i].numpy() for h in halves]) for i in (0, 1)]
         found = on(strategy, steps_of(layer), graph=True)(x, cotangent, 31)
         errors[f"{name} apart"] = error(found, expected)
+    return errors
+
+
+def incomplete(strategy):
+    """Errors of rows that lack views against one device: the map, the losses, the metric."""
+    sizes = (3, 4, 3)
+    x = with_gaps(shared_views(50, sizes, seed=1), sizes)
+    cotangent = np.random.default_rng(2).normal(size=x.shape)
+    options = dict(split=sizes, dtype="float64", synchronized=True, **PAIRWISE)
+    solver = Newton(1e-11, jit_compile=False)
+    cases = {
+        "layer": (lambda: ProxGCCA(4, lam=0.5, solver=solver, **options), steps_of),
+        "loss": (lambda: GCCALoss(4, **options), loss_of),
+        "envelope": (
+            lambda: GCCARegularizer(0.3, num_components=4, envelope=2.0, **options), loss_of
+        ),
+    }  # fmt: skip
+    errors = {}
+    for name, (make, step_of) in cases.items():
+        expected = [t.numpy() for t in step_of(make())(tf.constant(x), tf.constant(cotangent))]
+        with strategy.scope():
+            together = make()
+            if isinstance(together, keras.layers.Layer):
+                together.build(x.shape)
+        run = on(strategy, step_of(together))
+        for split in (31, 50):
+            value, gradient = run(x, cotangent, split)
+            value = value if step_of is steps_of else value.sum(keepdims=True)
+            errors[f"{name} {split}"] = error([value, gradient], expected)
     return errors
 
 
@@ -177,6 +219,7 @@ def losses(strategy):
 
 METRICS = {
     "correlation": lambda **kw: CanonicalCorrelation(split=(3, 4), **kw),
+    "pairwise": lambda **kw: CanonicalCorrelation(split=(3, 4), **PAIRWISE, **kw),
     "recall": lambda **kw: RecallAtK(9, split=(3, 1, 3), views=(0, 2), capacity=64, **kw),
     "median": lambda **kw: MedianRank(split=(3, 1, 3), views=(0, 2), capacity=64, **kw),
 }
@@ -186,6 +229,8 @@ def epoch(strategy, make):
     """A metric after two batches of which each replica sees a part, against one device."""
     x = shared_views(64, (3, 4), seed=8) + 2.0 * (np.arange(64) >= 32)[:, None]
     alone = make(dtype="float64")
+    if alone.border.missing == "pairwise":
+        x = with_gaps(x, (3, 4))
     alone.update_state(None, x)
     found = {"one device": float(alone.result())}
     for split in (32, 20, 64):
@@ -293,6 +338,7 @@ def main():
     strategy = tf.distribute.MirroredStrategy(DEVICES)
     found = {
         "exactness": exactness(strategy),
+        "incomplete": incomplete(strategy),
         "losses": losses(strategy),
         "epoch": {name: epoch(strategy, make) for name, make in METRICS.items()},
         "fit": {},

@@ -180,7 +180,7 @@ def map_of_covariance(s, n, sizes, lam, k, epsilon, objective):
 
 
 def incomplete_prox(x, present, sizes, lam, k, epsilon, objective):
-    """The proximal map of rows that lack views, row by row: see docs/equations.md, (17)-(19)."""
+    """The proximal map of rows that lack views, row by row: docs/equations.md, (17) and (18)."""
     n = int(present.any(1).sum())
     mean, _, s = pairwise_covariance(x, present, sizes)
     linear = map_of_covariance(s, n, sizes, lam, k, epsilon, objective)

@@ -10,7 +10,7 @@ no root either: for a change dC, with W^T W = M C M at the solution of (4),
 where L'' is the differential of dL/dS. For Y, the gradient of a loss J with respect to M, and
 Q = - 2 c t sym(M Y M) the solution U of H U = 2 c W L''[Q] gives
 
-    dJ/dC = c M L''[Q - c t (W^T U + U^T W)] M.                                                (17)
+    dJ/dC = c M L''[Q - c t (W^T U + U^T W)] M.                                                (19)
 """
 
 import contextlib
@@ -89,7 +89,7 @@ def map_of_gram(
 ) -> GramMap:
     """M - I of the map of (1), for any symmetric positive semidefinite C.
 
-    The gradient (17) with respect to C is exact along changes that stay in the row spaces of the
+    The gradient (19) with respect to C is exact along changes that stay in the row spaces of the
     views, and zero along others. Not differentiable where mu_k = mu_{k+1}.
 
     Args:
@@ -136,7 +136,7 @@ def _adjoint(
     y: tf.Tensor,
     settings: Settings,
 ) -> tuple[tf.Tensor, Report]:
-    """(17), and how well its system was solved."""
+    """(19), and how well its system was solved."""
     point, c, t = found.point, problem.c, problem.t
     linear = step + tf.eye(correlation.width, dtype=step.dtype)
 

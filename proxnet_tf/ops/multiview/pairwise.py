@@ -13,7 +13,7 @@ It is zero where no row has both. For complete rows c_ij = n - 1.
 These blocks need not be those of any sample: S may have negative eigenvalues. So the blocks between
 views are shrunk by one factor, the largest with which S is positive semidefinite,
 
-    S(alpha)_ij = alpha S_ij (i != j),   alpha = min(1, -1 / mu),   (S - B(S)) v = mu B(S) v,
+    S(alpha)_ij = alpha S_ij (i != j),   alpha = min(1, -1 / mu),   (S - B(S)) v = mu B(S) v,  (17)
 
 with mu the least eigenvalue. alpha does not change with the units of the columns, nor with any
 invertible map of a view. It is not differentiable where mu = -1 or where mu is a double eigenvalue.

@@ -57,8 +57,14 @@ def cca_loss(
 
     Reference: Andrew, Arora, Bilmes, Livescu, Deep canonical correlation analysis (2013).
     """
-    options = dict(epsilon=epsilon, synchronized=synchronized, missing=missing)
-    border = Border("cca_loss", CCA, num_components, **options)
+    border = Border(
+        "cca_loss",
+        CCA,
+        num_components,
+        epsilon=epsilon,
+        synchronized=synchronized,
+        missing=missing,
+    )
     return border.loss([x, y], mask)
 
 
@@ -98,8 +104,14 @@ def gcca_loss(
 
     Reference: Li, Ma, Zhang (2020), appendix on multiview learning.
     """
-    options = dict(epsilon=epsilon, synchronized=synchronized, missing=missing)
-    border = Border("gcca_loss", GCCA, num_components, **options)
+    border = Border(
+        "gcca_loss",
+        GCCA,
+        num_components,
+        epsilon=epsilon,
+        synchronized=synchronized,
+        missing=missing,
+    )
     return border.loss(inputs, mask)
 
 

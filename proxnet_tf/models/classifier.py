@@ -49,8 +49,8 @@ class MultiviewClassifier(HasLam, MultiviewModel):
             that are there), the average is over the views that are there, and a view has no loss
             where it is missing.
         **kwargs: further arguments of `ProxCCA` or `ProxGCCA` ("prox": `solver`, `gradient`,
-            `momentum`, `synchronized`, `missing` and so on) and of the regularizer ("rrm"); `name` and
-            `dtype` of a Keras model.
+            `momentum`, `synchronized`, `missing` and so on) and of the regularizer ("rrm"); `name`
+            and `dtype` of a Keras model.
 
     Call arguments:
         inputs: list or tuple of J views, in the order of `encoders`. A dict is refused.

@@ -7,7 +7,8 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import at_least_float32
-from proxnet_tf.layers.multiview.border import Border, Views
+from proxnet_tf.layers.multiview.border import Border
+from proxnet_tf.layers.multiview.views import Views
 from proxnet_tf.ops.multiview.correlation import CCA
 from proxnet_tf.ops.multiview.moments import column_rounding
 from proxnet_tf.ops.multiview.pairwise import (

@@ -18,7 +18,8 @@ from proxnet_tf.checks import (
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.layers.multiview.base import MultiviewLayer
-from proxnet_tf.layers.multiview.border import Border, Views
+from proxnet_tf.layers.multiview.border import Border
+from proxnet_tf.layers.multiview.views import Views
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
 from proxnet_tf.ops.multiview.incomplete import moved_by, pairwise_gram, pairwise_prox
 from proxnet_tf.ops.multiview.prox import correlations, gram_of, multiview_prox

@@ -122,14 +122,13 @@ def linear_correlations(x, y):
 
 
 def pairwise_covariance(x, present, sizes):
-    """Means, covariances by pairs of views, and the same after shrinking, by loops over rows.
+    """Means, covariances by pairs of views by loops over rows, and the same made positive.
 
-    The covariances between views are multiplied by the largest number up to 1, found by bisection,
-    with which no eigenvalue of the whole is negative.
+    Positive: for whitened views, without the negative eigenvalues, and whitened again.
     """
     view = np.repeat(np.arange(len(sizes)), sizes)
     mean = np.array([x[present[:, v], a].mean() for a, v in enumerate(view)])
-    own, between = np.zeros((len(view),) * 2), np.zeros((len(view),) * 2)
+    s = np.zeros((len(view),) * 2)
     for a, i in enumerate(view):
         for b, j in enumerate(view):
             both = present[:, i] & present[:, j]
@@ -137,14 +136,16 @@ def pairwise_covariance(x, present, sizes):
             total = sum((x[r, a] - mean[a]) * (x[r, b] - mean[b]) for r in np.flatnonzero(both))
             # The expectation of the sum for independent rows with covariance 1.
             expected = k - k / m - k / n + k**2 / (m * n)
-            (own if i == j else between)[a, b] = total / expected if k else 0.0
-    low, high = 0.0, 1.0
-    if np.linalg.eigvalsh(own + between)[0] < -1e-13:
-        for _ in range(60):
-            middle = (low + high) / 2
-            positive = np.linalg.eigvalsh(own + middle * between)[0] >= 0
-            low, high = (middle, high) if positive else (low, middle)
-    return mean, own + between, own + high * between
+            s[a, b] = total / expected if k else 0.0
+    if np.linalg.eigvalsh(s)[0] > -1e-13:
+        return mean, s, s
+    own = np.where(view[:, None] == view, s, 0.0)
+    white = inverse_root(own)
+    values, vectors = np.linalg.eigh(white @ s @ white)
+    joint = vectors @ np.diag(np.maximum(values, 0.0)) @ vectors.T
+    again = inverse_root(np.where(view[:, None] == view, joint, 0.0))
+    root = np.linalg.inv(white)
+    return mean, s, root @ again @ joint @ again @ root
 
 
 def loss_of_covariance(s, sizes, k, epsilon, objective):

@@ -1,12 +1,12 @@
 """The multiview proximal map, loss and envelope on rows of which some lack views.
 
 The moments of `pairwise` stand in the place of those of complete rows: the map M is that of a
-complete batch of n rows with the Gram matrix C = (n - 1) S(alpha). A complete row comes out as
+complete batch of n rows with the Gram matrix C = (n - 1) S+. A complete row comes out as
 P = m + (x - m) M. A row that lacks views comes out, in the views that it has, as it would with the
 missing ones filled in by what the others say of them: for a missing view j
 
     x_rj - m_j = mean over the views i that row r has of (x_ri - m_i) B_ij,
-    B_ij = (S_ii + eps I)^-1 S(alpha)_ij,                                                     (18)
+    B_ij = (S_ii + eps I)^-1 S+_ij,                                                     (18)
 
 the regression of view j on view i.
 """
@@ -36,8 +36,8 @@ class IncompleteResult(NamedTuple):
         regression: B of (18), `[D, D]`, in the dtype of x.
         rows: how many rows have each view, `[J]`, float64.
         report: as of `multiview_prox`.
-        correlation_before: the sum of the top k eigenvalues mu at S(alpha), float64 scalar.
-        correlation_after: the same at M S(alpha) M.
+        correlation_before: the sum of the top k eigenvalues mu at S+, float64 scalar.
+        correlation_after: the same at M S+ M.
     """
 
     output: tf.Tensor
@@ -68,7 +68,7 @@ def pairwise_prox(
     than two rows of a view, or all rows equal, that view passes unchanged.
 
     The gradient is exact, through the moments, the map and (18). Not differentiable where
-    mu_k = mu_{k+1} and at the kinks of alpha, see `pairwise`. A second derivative raises
+    mu_k = mu_{k+1} and at the kinks of (17), see `pairwise`. A second derivative raises
     `NotImplementedError`.
 
     Args:
@@ -171,7 +171,7 @@ def _turned(
 def pairwise_gram(
     x: tf.Tensor, present: tf.Tensor, correlation: Correlation, all_reduce: AllReduce = identity
 ) -> Gram:
-    """C = (n - 1) S(alpha) of rows of which some lack views, as `gram_of`."""
+    """C = (n - 1) S+ of rows of which some lack views, as `gram_of`."""
     return Gram(
         *map(tf.stop_gradient, pairwise_moments(x, present, correlation, all_reduce).sample)
     )
@@ -184,7 +184,7 @@ def pairwise_loss(
     present: tf.Tensor,
     all_reduce: AllReduce = identity,
 ) -> tf.Tensor:
-    """L at S(alpha), a scalar in the dtype of x, with the gradient of `correlation_loss`.
+    """L at S+, a scalar in the dtype of x, with the gradient of `correlation_loss`.
 
     Over replicas every replica gets the value of the global batch. What arrives at the values of
     all replicas is summed: own rows get the gradient of the sum of the replicas' losses.
@@ -207,7 +207,7 @@ def pairwise_envelope(
     settings: Settings | None = None,
     all_reduce: AllReduce = identity,
 ) -> Envelope:
-    """The value of (4) at C = (n - 1) S(alpha): for complete rows `moreau_envelope`.
+    """The value of (4) at C = (n - 1) S+: for complete rows `moreau_envelope`.
 
     Its gradient is exact; for incomplete rows it is not lam/n (X - P). Over replicas as
     `pairwise_loss`.

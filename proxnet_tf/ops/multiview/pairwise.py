@@ -10,13 +10,15 @@ S_ii is the covariance of view i in all rows that have it, and S_ij is the unbia
 cross-covariance from the rows that have both, where what is missing does not depend on the values.
 It is zero where no row has both. For complete rows c_ij = n - 1.
 
-These blocks need not be those of any sample: S may have negative eigenvalues. So the blocks between
-views are shrunk by one factor, the largest with which S is positive semidefinite,
+These blocks need not be those of any sample: S may have negative eigenvalues. With a root L of
+the blocks of the views themselves, L L^T = B(S), and the correlations T = L^-1 S L^-T,
 
-    S(alpha)_ij = alpha S_ij (i != j),   alpha = min(1, -1 / mu),   (S - B(S)) v = mu B(S) v,  (17)
+    S+ = L D^-1/2 T+ D^-1/2 L^T,      T+ = T without its negative eigenvalues,   D = B(T+),    (17)
 
-with mu the least eigenvalue. alpha does not change with the units of the columns, nor with any
-invertible map of a view. It is not differentiable where mu = -1 or where mu is a double eigenvalue.
+is positive semidefinite and has the blocks of S for the views themselves. It is S where S is
+positive semidefinite. For two views it is S with the canonical correlations above 1 set to 1. It
+does not change with the units of the columns, nor with any invertible map of a view. It is not
+differentiable where T has the eigenvalue 0.
 """
 
 from typing import Any, NamedTuple
@@ -66,7 +68,7 @@ class PairMoments(NamedTuple):
 
     Attributes:
         mean: `[D]`, of each view over the rows that have it, float64.
-        gram: C = (n - 1) S(alpha), `[D, D]`, float64; NaN where a number was not finite.
+        gram: C = (n - 1) S+, `[D, D]`, float64; NaN where a number was not finite.
         count: n, the number of rows that have a view, scalar float64.
         rounding: as in `Moments`.
         rows: n_i, `[J]`.
@@ -191,7 +193,7 @@ def moments_of_pairs(
     dtype: tf.DType,
     tolerance: float | tf.Tensor = EXACT_RANK,
 ) -> PairMoments:
-    """S(alpha) from the sums.
+    """S+ from the sums.
 
     Args:
         correlation: sizes of the views.
@@ -221,25 +223,55 @@ def moments_of_pairs(
 def _positive(
     correlation: Correlation, gram: tf.Tensor, unused: tf.Tensor, complete: tf.Tensor
 ) -> tf.Tensor:
-    """The blocks between views times alpha."""
-    own = correlation.blocks(gram)
-    within, between = own + unused, gram - own
-    factor = tf.linalg.cholesky(tf.stop_gradient(within))
-    eye = tf.eye(correlation.width, dtype=gram.dtype)
-    whiten = tf.linalg.triangular_solve(factor, eye)
-    whitened = tf.matmul(whiten, tf.matmul(tf.stop_gradient(between), whiten, transpose_b=True))
-    _, whitened = guarded(0.5 * (whitened + tf.transpose(whitened)))
-    vector = tf.linalg.matvec(whiten, tf.linalg.eigh(whitened)[1][:, 0], transpose_a=True)
-    # At an eigenvector the Rayleigh quotient is stationary: with the vector as a constant, mu has
-    # its own derivative.
-    least = _form(vector, between) / _form(vector, within)
-    shrunk = (least < -1.0) & ~complete
-    alpha = tf.where(shrunk, -1.0 / tf.where(shrunk, least, -tf.ones_like(least)), 1.0)
-    return own + alpha * between
+    """C as it is for complete rows, otherwise (17)."""
+    within = correlation.blocks(gram) + unused
+    factor = tf.linalg.cholesky(within)
+    half = tf.linalg.triangular_solve(factor, gram + unused)
+    whitened = tf.linalg.triangular_solve(factor, tf.transpose(half))
+    clipped = _spectral(whitened, tf.nn.relu, _slope_of_relu)
+    inverse_root = _spectral(correlation.blocks(clipped), tf.math.rsqrt, _slope_of_rsqrt)
+    joint = tf.matmul(factor, tf.matmul(inverse_root, tf.matmul(clipped, inverse_root)))
+    joint = tf.matmul(joint, factor, transpose_b=True) - unused
+    return tf.where(complete, gram, 0.5 * (joint + tf.transpose(joint)))
 
 
-def _form(vector: tf.Tensor, matrix: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(vector[:, None] * matrix * vector)
+def _spectral(x: tf.Tensor, function: Any, slope: Any) -> tf.Tensor:
+    """`function` of the eigenvalues of a symmetric matrix, with its derivative (Daleckii, Krein).
+
+    Args:
+        x: `[D, D]`, float64; its symmetric part counts. Zeros stand for what is not finite.
+        function: of eigenvalues.
+        slope: of two eigenvalues, the divided difference of the function.
+    """
+
+    @tf.custom_gradient
+    def mapped(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        _, sound = guarded(0.5 * (x + tf.transpose(x)))
+        values, vectors = tf.linalg.eigh(sound)
+
+        def turned(y: tf.Tensor) -> tf.Tensor:
+            return tf.matmul(vectors, tf.matmul(y, vectors, transpose_b=True))
+
+        def backward(y: tf.Tensor) -> tf.Tensor:
+            y = tf.matmul(vectors, tf.matmul(0.5 * (y + tf.transpose(y)), vectors), True)
+            return turned(slope(values[:, None], values) * y)
+
+        return turned(tf.linalg.diag(function(values))), backward
+
+    return mapped(x)
+
+
+def _slope_of_relu(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    """(max(a, 0) - max(b, 0)) / (a - b); 1 or 0 where both have one sign."""
+    above, below = tf.maximum(first, second), tf.minimum(first, second)
+    apart = tf.math.divide_no_nan(above, above - below)
+    one, zero = tf.ones_like(apart), tf.zeros_like(apart)
+    return tf.where(below > 0, one, tf.where(above > 0, apart, zero))
+
+
+def _slope_of_rsqrt(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    a, b = tf.sqrt(first), tf.sqrt(second)
+    return -1.0 / (a * b * (a + b))
 
 
 def pairwise_moments(

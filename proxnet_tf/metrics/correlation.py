@@ -96,12 +96,12 @@ class CanonicalCorrelation(keras.metrics.Metric):
         shapes: dict[str, tuple[int, ...]] = dict(count=(), mean=(width,), comoment=(width, width))
         if self.border.missing == "pairwise":
             shapes = dict(total=(), count=(2, 2), mean=(2, width), comoment=(width, width))
+        options = dict(initializer="zeros", dtype="float64")
         self._states = tuple(
-            self.add_variable(
-                shape=(slots, *shape), initializer="zeros", dtype="float64", name=name
-            )
+            self.add_variable(shape=(slots, *shape), name=name, **options)
             for name, shape in shapes.items()
         )
+        *_, self.count, self.mean, self.comoment = self._states
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds the rows of a batch."""

@@ -243,12 +243,14 @@ class ProxCCA(_MultiviewProx):
     With missing="pairwise" each view's covariance is taken over all rows that have the view, and
     the covariance between views over the rows that have both (each relative to its own mean, with
     the divisor that makes it unbiased). If no sample has these covariances, those between views are
-    multiplied by the largest number for which one has. The map is that of complete rows with these
-    moments. In a row that lacks a view, the view is filled in by its regression on each of those
-    that are there (their mean), for the map only: what is missing passes unchanged. The gradient
-    is exact; it is not smooth where the factor begins to act, that is where a canonical
-    correlation of the estimate reaches one. Views that no row has together pass unchanged. For
-    complete rows both ways do the same.
+    changed until one has: canonical correlations above one become one. The map is that of complete
+    rows with these moments. In a row that lacks a view, the view is filled in by its regression on
+    each of those that are there (their mean), for the map only: what is missing passes unchanged.
+    The gradient is exact; it is not smooth where a canonical correlation of the estimate is one.
+    Two views that no row has together pass unchanged. For complete rows both ways do the same.
+    The monitored correlations are those of the moments. In our measurements "pairwise" came nearer
+    to the map of the complete batch in small batches and for three views, but did not lower the
+    error of classifiers (see the guide).
 
     The first call of a program with views of new widths, another k or another dtype traces and
     compiles the solver: a few seconds, more for wide views or on a busy machine. Later calls, and

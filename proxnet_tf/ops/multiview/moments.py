@@ -6,6 +6,7 @@ float64. Either way an entry (i, j) of a Gram matrix is off by a share of the si
 i and j alone, so that a column loses nothing to a neighbour in larger units.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -143,6 +144,25 @@ def column_rounding(
     own = tf.linalg.diag_part(gram)
     share = tf.math.divide_no_nan(noise, own)
     return tf.where(own > noise, share, tf.ones_like(share))
+
+
+def sizes_of_columns(
+    gram: tf.Tensor, count: tf.Tensor, mean: tf.Tensor, dtype: tf.DType
+) -> tf.Tensor:
+    """The root mean square of each column as a power of two that `dtype` holds, float64 `[D]`.
+
+    Args:
+        gram: Xc^T Xc, `[D, D]`, float64.
+        count: n, scalar float64, or one for each column.
+        mean: mean of the rows, `[D]`, float64.
+        dtype: float32 or float64.
+    """
+    square = tf.linalg.diag_part(gram) / tf.maximum(count, 1.0) + mean**2
+    exponent = tf.round(0.5 * tf.math.log(square) / math.log(2.0))
+    known = tf.math.is_finite(exponent)  # not for zeros, NaN and infinity
+    most = 126.0 if dtype == tf.float32 else 1000.0
+    exponent = tf.where(known, tf.clip_by_value(exponent, -most, most), tf.zeros_like(exponent))
+    return tf.pow(tf.cast(2.0, tf.float64), exponent)
 
 
 class Gram(NamedTuple):

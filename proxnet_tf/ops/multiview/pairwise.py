@@ -40,6 +40,7 @@ from proxnet_tf.ops.multiview.moments import (
     column_rounding,
     identity,
     masked,
+    sizes_of_columns,
     sum_over_rows,
 )
 from proxnet_tf.ops.multiview.problem import outside_row_spaces
@@ -325,10 +326,10 @@ def pairwise_moments(
             # The sums, over the rows that have view i, of the other views relative to their means.
             apart = tf.gather(count, view, axis=1) * (found.mean - mean)
             moved = tf.reduce_sum(tf.gather(apart, view, axis=0) * tf.transpose(slope), 1)
-            own = tf.math.reciprocal_no_nan(tf.gather(tf.linalg.diag_part(count), view))
-            constant = own * (of_mean - moved)
+            rows = tf.gather(tf.linalg.diag_part(count), view)
+            constant = tf.math.divide_no_nan(of_mean - moved, rows)
             near = masked(entries, x - tf.cast(mean, x.dtype))
-            size = tf.pow(tf.cast(2.0, tf.float64), _exponent(gram, x.dtype))
+            size = sizes_of_columns(gram, rows, mean, x.dtype)
             near = tf.matmul(near / tf.cast(size, x.dtype), tf.cast(size[:, None] * slope, x.dtype))
             return masked(entries, near + tf.cast(constant, x.dtype))
 
@@ -346,11 +347,3 @@ def pairwise_moments(
         tolerance = tf.where(total <= EXACT_ROWS, tolerance, BLOCK_RANK)
     found = moments_of_pairs(correlation, PairSums(total, *rest), gram, x.dtype, tolerance)
     return found._replace(mean=mean)
-
-
-def _exponent(gram: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Of the powers of two nearest to the sizes of the columns, within the range of `dtype`."""
-    exponent = tf.round(0.5 * tf.math.log(tf.linalg.diag_part(gram)) / np.log(2.0))
-    exponent = tf.where(tf.math.is_finite(exponent), exponent, tf.zeros_like(exponent))
-    most = 126.0 if dtype == tf.float32 else 1000.0
-    return tf.clip_by_value(exponent, -most, most)

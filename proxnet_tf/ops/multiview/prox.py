@@ -25,6 +25,7 @@ from proxnet_tf.ops.multiview.moments import (
     masked,
     moments_of,
     row_times,
+    sizes_of_columns,
     sum_over_rows,
 )
 from proxnet_tf.ops.multiview.newton import Settings, Solution, solve
@@ -179,7 +180,7 @@ def correlation_loss(
         slope = spoiled(moments.finite, slope * (2.0 / tf.maximum(count - 1.0, 1.0)))
         # x/c times c dL/dS with c the size of each column, a power of two: dL/dS itself, 1/c^2, may
         # be outside the range of x.
-        size = _sizes_of_columns(moments, x.dtype)
+        size = sizes_of_columns(moments.gram, moments.count, moments.mean, x.dtype)
         offset = -row_times(moments.mean, slope)
         answer = masked(valid, affine(x / tf.cast(size, x.dtype), size[:, None] * slope, offset))
 
@@ -189,16 +190,6 @@ def correlation_loss(
         return tf.cast(value, x.dtype), backward
 
     return loss(x)
-
-
-def _sizes_of_columns(moments: Moments, dtype: tf.DType) -> tf.Tensor:
-    """The root mean square of each column as a power of two that `dtype` holds, float64 `[D]`."""
-    square = tf.linalg.diag_part(moments.gram) / tf.maximum(moments.count, 1.0) + moments.mean**2
-    exponent = tf.round(0.5 * tf.math.log(square) / math.log(2.0))
-    known = tf.math.is_finite(exponent)  # not for zeros, NaN and infinity
-    most = 126.0 if dtype == tf.float32 else 1000.0
-    exponent = tf.where(known, tf.clip_by_value(exponent, -most, most), tf.zeros_like(exponent))
-    return tf.pow(tf.cast(2.0, tf.float64), exponent)
 
 
 def multiview_prox(
@@ -352,7 +343,7 @@ def _cross_moments(
     all_reduce: AllReduce,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Xc^T Y `[D, D]` and the sum of the rows of Y `[D]`, float64."""
-    size = _sizes_of_columns(moments, x.dtype)
+    size = sizes_of_columns(moments.gram, moments.count, moments.mean, x.dtype)
 
     def part(
         exact: bool, y: tf.Tensor, x: tf.Tensor, valid: tf.Tensor | None

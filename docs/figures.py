@@ -232,7 +232,7 @@ def retrieval():
 
 def gallery():
     chart("few_labels", "test error, %", [1], spread=True)
-    chart("missing_views", "test error, %", [1, 2, 3, 4], lines=True)
+    chart("missing_views", "test error, %", [1, 2, 3, 4])
     chart("prox_lstm_swap", "test accuracy, %", [1, 2, 3], lines=True)
     chart("convex_prior", "error by the number of training signals", [1, 2])
     chart("own_prior", "mean squared error of the rate", [1])

@@ -68,7 +68,7 @@ def main(arguments=None, names=("fou", "zer"), seeds=3):
                 shown = [x[test] * (np.nan if j in lost else 1) for j, x in enumerate(views)]
                 wrong = np.argmax(model(shown), axis=1) != labels[test]
                 errors.setdefault((way, case, share), []).append(100 * np.mean(wrong))
-    header = ("test error, %, by the share of rows", *(f"share {share:g}" for share in shares))
+    header = ("test error, % (share lacking a view)", *(f"share {share:g}" for share in shares))
     keys = [(way, case) for case in ("both views", "one view") for way in WAYS]
     means = [[f"{np.mean(errors[(*key, share)]):.1f}" for share in shares] for key in keys]
     rows = [(f"{case}: {way}", *row) for (way, case), row in zip(keys, means, strict=True)]

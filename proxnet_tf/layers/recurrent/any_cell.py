@@ -18,7 +18,7 @@ from proxnet_tf.checks import (
     lam_of,
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
-from proxnet_tf.layers.recurrent.lstm_cell import check_solver, step_given
+from proxnet_tf.layers.recurrent.gated_cell import check_solver, step_given
 from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.recurrent.black_box import prox_black_box
 

@@ -1,0 +1,127 @@
+"""ProxGRUCell: a GRU cell whose state is pulled towards invariance to its input."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from proxnet_tf.layers.recurrent.gated_cell import GatedCell
+from proxnet_tf.ops.linear.report import Report
+from proxnet_tf.ops.recurrent.black_box import prox_black_box
+from proxnet_tf.ops.recurrent.gru import GRUEquations, state_reset_before
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+class ProxGRUCell(GatedCell, keras.layers.GRUCell):
+    """GRU cell with a proximal state, for `keras.layers.RNN`.
+
+    With s_t = z_t o h_{t-1} + (1 - z_t) o n_t, the new state of a GRU with the update gate z_t and
+    the candidate n_t, and G_t = ds_t/dx_t,
+
+        h_t = argmin_h lam ||h - s_t||^2 + delta^2 ||h^T G_t||^2
+            = (I + delta^2/lam G_t G_t^T)^-1 s_t.
+
+    h_t stays near s_t and moves towards the directions that a change of x_t, of norm at most
+    delta, does not reach. The output of the step is s_t, and h_t acts from the next step on
+    (see `output_from_prox`). Gradients are exact, of every order, and go through G_t too. lam and
+    delta are constants of the map. G_t is never formed, except by `solver="cholesky"`. The cell
+    computes the same as `ProxRNNCell(keras.layers.GRUCell(...))`, several times faster.
+
+    Args:
+        units: Positive integer, size of the state.
+        lam: Positive float, the weight on staying near s_t; a scalar non-trainable weight, saved
+            with the layer and driven by `LambdaSchedule`. Only delta^2/lam matters.
+        delta: Float >= 0, bound on the perturbation of the input. At 0, or as lam grows, the cell
+            is `keras.layers.GRUCell`.
+        output_from_prox: Boolean. If `True`, the output of the step is h_t. By default it is s_t,
+            as in `ProxLSTMCell` and `ProxRNNCell`.
+        solver: `"cg"`, conjugate gradients on products with G_t, or `"cholesky"` of
+            I + delta^2/lam G_t G_t^T, which costs batch x units x input_dim memory and serves as
+            a check.
+        tolerance: Positive float or `None`. An example's iteration stops when the error of h_t is
+            known to be below `tolerance * ||s_t||`. `None` is 1e-5, or 1e-12 in float64.
+        max_iterations: Positive integer or `None`, bound on the products with G_t; `None` is
+            `2 * min(units, input_dim) + 10`. Monitor what a small bound leaves unsolved.
+        jit_compile: `True`, `False` or `"auto"`. Whether XLA compiles a step and its gradient,
+            see `ProxLSTMCell`. With `reset_after=False` nothing is compiled here.
+        monitor: `True`, `False` or a string that the names of the metrics start with, see
+            `ProxLSTMCell`.
+        **kwargs: Every argument of `keras.layers.GRUCell`. Activations must be elementwise and
+            are differentiated twice (once more for each further order of derivative): with a
+            piecewise linear one the curvature is 0 and the layer is not smooth at its kinks. With
+            `reset_after=False` the reset gate reaches the state through a matrix, and G_t is no
+            sum of scaled kernels: the cell then takes products with G_t by gradient tapes, and a
+            step costs what one of `ProxRNNCell` does.
+
+    Call arguments:
+        inputs: `(batch, input_dim)`.
+        states: `[h]` or h, `(batch, units)`.
+        training: Whether dropout is on. With dropout, G_t is the derivative in the input before
+            its dropout mask.
+
+    Output:
+        `s_t, [h_t]`, or `h_t, [h_t]` with `output_from_prox`. 16-bit policies compute in float32
+        and cast back.
+
+    Raises:
+        ValueError: for lam <= 0, delta < 0, an unknown solver, an activation that does not act
+            elementwise or cannot be differentiated twice.
+
+    Example:
+
+    >>> cell = ProxGRUCell(4, lam=2.0)
+    >>> keras.layers.RNN(cell)(keras.random.normal((2, 5, 3))).shape
+    TensorShape([2, 4])
+
+    Reference:
+        Li, Ma, Zhang (2020), "Proximal Mapping for Deep Regularization", section 4, which has the
+        LSTM.
+    """
+
+    equations_class = GRUEquations
+    plain_class = keras.layers.GRUCell
+
+    @property
+    def fused(self) -> bool:
+        return self.reset_after
+
+    def call(self, inputs: tf.Tensor, states: Any, training: bool = False) -> tuple[tf.Tensor, Any]:
+        if self.reset_after:
+            return super().call(inputs, states, training=training)
+        s, c, report, sqrt_rho = self._reset_before(inputs, states, training)
+        h = c if self.output_from_prox else s
+        return self._stepped(h, c, report, inputs, states, sqrt_rho)
+
+    def _diagnose(self, inputs: tf.Tensor, states: list[tf.Tensor], training: bool) -> Report:
+        if self.reset_after:
+            return super()._diagnose(inputs, states, training)
+        return self._reset_before(inputs, states, training)[2]
+
+    def _reset_before(
+        self, inputs: tf.Tensor, states: Any, training: bool
+    ) -> tuple[tf.Tensor, tf.Tensor, Report, tf.Tensor]:
+        """s, c, the report of its solve and sqrt(rho)."""
+        kernel, recurrent_kernel, bias, sqrt_rho = self.tensors()
+        x, _, state = self._real(inputs, states, kernel.dtype)
+        parameters = [state, kernel, recurrent_kernel, bias]
+        constants = [self.input_scale(inputs, training), self.recurrent_scale(states, training)]
+
+        def new_state(x: tf.Tensor, parameters: Any, constants: Any) -> tf.Tensor:
+            return state_reset_before(x, *parameters, *constants, self.equations)
+
+        s = new_state(x, parameters, constants)
+        observer = self.solves.backward(training)
+        c, report = prox_black_box(
+            new_state, x, parameters, constants, s, sqrt_rho, self._solver, None, observer
+        )
+        return s, c, report, sqrt_rho
+
+    def input_bias(self, dtype: str) -> tf.Tensor:
+        """The bias of the four pre-activations, or of the three of `reset_after=False`."""
+        if not self.use_bias:
+            return tf.zeros([(4 if self.reset_after else 3) * self.units], dtype)
+        bias = tf.cast(self.bias, dtype)
+        if not self.reset_after:
+            return bias
+        gates, candidate = tf.split(bias, [2 * self.units, self.units], axis=-1)
+        return tf.concat([gates[0] + gates[1], candidate[0], candidate[1]], axis=0)

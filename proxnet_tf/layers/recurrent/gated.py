@@ -168,6 +168,9 @@ class GatedRNN(HasLam, keras.layers.RNN):
         cell = self.cell
         dropout = training and cell.recurrent_dropout > 0.0
         if self.unroll or dropout or cell.implementation == 1 or not cell.fused:
+            if mask is not None:  # padding may be anything
+                valid = tf.cast(tf.nest.flatten(mask)[0], tf.bool)[..., None]
+                sequences = tf.where(valid, sequences, tf.zeros_like(sequences))
             return super().inner_loop(sequences, initial_state, mask=mask, training=training)
         kernel, recurrent_kernel, bias, sqrt_rho = cell.tensors()
         scale = cell.input_scale(sequences[:, 0, :], training)

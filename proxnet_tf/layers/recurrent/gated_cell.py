@@ -108,8 +108,8 @@ def with_lam(layer: keras.layers.Layer, weights: Sequence[Any]) -> list[Any]:
     return weights
 
 
-class GatedCell(HasLam):
-    """The proximal part of a cell; the other base of the class is the cell of Keras.
+class GatedCell(HasLam, keras.layers.Layer):
+    """The proximal part of a cell; the other base of a class of such cells is that of Keras.
 
     Attributes of a class:
         equations_class: the equations of the cell.
@@ -140,7 +140,7 @@ class GatedCell(HasLam):
         self._solver = check_solver(solver, tolerance, max_iterations)
         self.jit_compile = check_jit_compile(jit_compile)
         self.monitor = check_monitor(monitor)
-        super().__init__(units, **kwargs)  # type: ignore[call-arg]
+        super().__init__(units, **kwargs)
         self.initial_lam = lam
         self.delta = delta
         self.output_from_prox = output_from_prox

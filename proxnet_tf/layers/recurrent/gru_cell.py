@@ -107,7 +107,8 @@ class ProxGRUCell(GatedCell, keras.layers.GRUCell):
         constants = [self.input_scale(inputs, training), self.recurrent_scale(states, training)]
 
         def new_state(x: tf.Tensor, parameters: Any, constants: Any) -> tf.Tensor:
-            return state_reset_before(x, *parameters, *constants, self.equations)
+            c_prev, *weights = parameters
+            return state_reset_before(x, c_prev, weights, self.equations, *constants)
 
         s = new_state(x, parameters, constants)
         observer = self.solves.backward(training)

@@ -33,22 +33,22 @@ def slopes_cotangent(
 def kernel_cotangent(
     kernels: GateKernels,
     sqrt_rho: tf.Tensor,
+    width: int,
     slopes_a: tf.Tensor,
     w: tf.Tensor,
     slopes_c: tf.Tensor,
     u: tf.Tensor,
-    width: int,
 ) -> tf.Tensor:
     """The part of J in the gradient of the input kernel, (features, `width`).
 
     Args:
         kernels: of (9), made of the input kernel.
         sqrt_rho: the factor between the two.
+        width: of the input kernel.
         slopes_a: slopes o [a a a], (rows, 3 units); the rows are summed over.
         w: of (8), (rows, features).
         slopes_c: slopes o [c c c].
         u: of (8).
-        width: of the input kernel.
     """
     d_gates = -sqrt_rho * (kernels.outer(u, slopes_a) + kernels.outer(w, slopes_c))
     return tf.pad(d_gates, [[0, 0], [0, width - d_gates.shape[-1]]])
@@ -171,7 +171,7 @@ def _step_gradient(tensors: Tensors, constants: Sequence[Any], equations: Equati
     kernels = GateKernels.of(kernel, equations.blocks, *constants)
     found = step_cotangent(z, c_prev, c, products_u, dh, dc, kernels, equations)
     d_kernel = kernel_cotangent(
-        kernels, constants[0], found.slopes_a, found.w, found.slopes_c, u, kernel.shape[-1]
+        kernels, constants[0], kernel.shape[-1], found.slopes_a, found.w, found.slopes_c, u
     )
     return Explained((found.z, found.c_prev, d_kernel), (), found.report)
 

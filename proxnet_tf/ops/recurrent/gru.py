@@ -1,6 +1,7 @@
 """The equations of a GRU. Its gates stand in the order z, r, n of Keras, n the candidate."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 import tensorflow as tf
@@ -84,12 +85,10 @@ class GRUEquations(Equations):
 def state_reset_before(
     x: tf.Tensor,
     c_prev: tf.Tensor,
-    kernel: tf.Tensor,
-    recurrent_kernel: tf.Tensor,
-    bias: tf.Tensor,
-    input_masks: Masks,
-    recurrent_masks: Masks,
-    equations: GRUEquations,
+    weights: Sequence[tf.Tensor],
+    equations: Equations,
+    input_masks: Masks = None,
+    recurrent_masks: Masks = None,
 ) -> tf.Tensor:
     """s of a GRU whose reset gate acts before U: n = activation(x W_n + (r o c_prev) U_n + b_n).
 
@@ -98,13 +97,13 @@ def state_reset_before(
     Args:
         x: the input, (batch, features).
         c_prev: the previous state, (batch, units).
-        kernel: (features, 3 units).
-        recurrent_kernel: (units, 3 units).
-        bias: (3 units,).
+        weights: kernel, (features, 3 units), recurrent kernel, (units, 3 units), and bias,
+            (3 units,).
+        equations: the activations.
         input_masks: dropout masks of x: `None`, one, or one for each of z, r, n.
         recurrent_masks: dropout masks of c_prev where U multiplies it.
-        equations: the activations.
     """
+    kernel, recurrent_kernel, bias = weights
     z, r, n = tf.split(masked_product(x, kernel, input_masks) + bias, 3, axis=-1)
     u_zr, u_n = _split(recurrent_kernel)
     masks = [None] * 3 if recurrent_masks is None else recurrent_masks

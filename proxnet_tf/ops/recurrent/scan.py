@@ -241,7 +241,7 @@ def _scan_gradient(
         dx, x = dx * scale, x * scale
     d_kernel = tf.matmul(_rows(x), _rows(dz), transpose_a=True)
     rows = (_rows(t) for t in (slopes_a, w, slopes_c, u))
-    d_kernel += kernel_cotangent(kernels, sqrt_rho, *rows, kernel.shape[-1])
+    d_kernel += kernel_cotangent(kernels, sqrt_rho, kernel.shape[-1], *rows)
     return Explained(
         (dx, dh, dc, d_kernel, d_recurrent, d_bias),
         (),

@@ -75,7 +75,8 @@ def test_state_with_the_reset_gate_before(masks):
     if masks:
         scales = [rng.integers(0, 2, size=(3, 3, n)) * 2.0 for n in (4, 2)]
         given = [list(np.moveaxis(scale, 1, 0)) for scale in scales]
-    found = state_reset_before(x, c, *weights[:2], weights[2][0], *given, GRUEquations())
+    own = [*weights[:2], weights[2][0]]
+    found = state_reset_before(x, c, own, GRUEquations(), *given)
     wanted = reference.state(x, c, weights, False, scale=scales[0], hidden_scale=scales[1])
     np.testing.assert_allclose(found, wanted, atol=1e-13)
 

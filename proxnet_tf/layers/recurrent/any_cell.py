@@ -55,8 +55,8 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
 
     The cell is a black box: products with G_t are taken by nested gradient tapes, and G_t is not
     formed. Gradients are exact, of every order. A training step costs four to eight times one of
-    the wrapped cell. A wrapped `keras.layers.LSTMCell` computes the same as `ProxLSTMCell`, which
-    is several times faster.
+    the wrapped cell. A wrapped `keras.layers.LSTMCell` or `GRUCell` computes the same as
+    `ProxLSTMCell` or `ProxGRUCell`, which are several times faster.
 
     Args:
         cell: A Keras layer with `state_size` and `call(inputs, states)`, such as

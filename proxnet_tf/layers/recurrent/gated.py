@@ -167,12 +167,13 @@ class GatedRNN(HasLam, keras.layers.RNN):
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         cell = self.cell
         dropout = training and cell.recurrent_dropout > 0.0
-        if self.unroll or dropout or cell.implementation == 1 or not cell.fused:
+        if self.unroll or dropout or cell.implementation == 1:
             if mask is not None:  # padding may be anything
                 valid = tf.cast(tf.nest.flatten(mask)[0], tf.bool)[..., None]
                 sequences = tf.where(valid, sequences, tf.zeros_like(sequences))
             return super().inner_loop(sequences, initial_state, mask=mask, training=training)
         kernel, recurrent_kernel, bias, sqrt_rho = cell.tensors()
+        recurrent_kernel, u_n = cell.equations.split_recurrent(recurrent_kernel)
         scale = cell.input_scale(sequences[:, 0, :], training)
         if mask is not None:
             mask = tf.nest.flatten(mask)[0]
@@ -201,6 +202,7 @@ class GatedRNN(HasLam, keras.layers.RNN):
             cell.equations,
             mask,
             None if scale is None else scale[0],
+            u_n,
             lambda report: observer(report, valid),
             bool(jit_compile),
         )
@@ -211,7 +213,7 @@ class GatedRNN(HasLam, keras.layers.RNN):
                 "the input": counted,
                 "the initial state": initial_state,
                 "lam": sqrt_rho,
-                "a weight": [kernel, recurrent_kernel, bias],
+                "a weight": [w.value for w in cell.trainable_variables],
             }
 
         solves.forward(report, valid, given)

@@ -22,6 +22,7 @@ from proxnet_tf.ops.linear.report import Report
 from proxnet_tf.ops.recurrent.cotangent import prox_step
 from proxnet_tf.ops.recurrent.equations import (
     GATES,
+    Coupling,
     Equations,
     masked_product,
     value_slope_curvature,
@@ -112,11 +113,9 @@ class GatedCell(HasLam, keras.layers.Layer):
     """The proximal part of a cell; the other base of a class of such cells is that of Keras.
 
     Attributes of a class:
-        equations_class: the equations of the cell.
         plain_class: the cell of Keras.
     """
 
-    equations_class: ClassVar[type[Equations]]
     plain_class: ClassVar[type[keras.layers.Layer]]
 
     def __init__(
@@ -146,7 +145,7 @@ class GatedCell(HasLam, keras.layers.Layer):
         self.output_from_prox = output_from_prox
         self.lam = add_lam(self, lam)
         self.solves = Monitor(self, monitor)
-        self.equations = self.equations_class(
+        self.equations = self._equations_class()(
             _elementwise("activation", self.activation),
             _elementwise("recurrent_activation", self.recurrent_activation),
             output_from_prox,
@@ -158,36 +157,33 @@ class GatedCell(HasLam, keras.layers.Layer):
         """How the problems were solved: the metrics of `monitor`, else of the last eager call."""
         return self.solves.status
 
-    @property
-    def fused(self) -> bool:
-        """Whether a loop over time can be written with the gradient through time in it."""
-        return True
+    def _equations_class(self) -> type[Equations]:
+        """The equations of the cell."""
+        raise NotImplementedError
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets the weights, from this class or from the cell of Keras (lam is kept)."""
         super().set_weights(with_lam(self, weights))
 
     def call(self, inputs: tf.Tensor, states: Any, training: bool = False) -> tuple[tf.Tensor, Any]:
-        z, carry, kernel, sqrt_rho, scale = self._pre_activations(inputs, states, training)
+        z, carry, kernel, sqrt_rho, scale, coupling = self._pre_activations(
+            inputs, states, training
+        )
         jit_compile = self.jit_compile
         if jit_compile == "auto":
             jit_compile = training and not tf.executing_eagerly()
         observer = self.solves.backward(training)
         h, c, report = prox_step(
-            z, carry, kernel, sqrt_rho, self.equations, scale, observer, bool(jit_compile)
+            z,
+            carry,
+            kernel,
+            sqrt_rho,
+            self.equations,
+            scale,
+            coupling,
+            observer,
+            bool(jit_compile),
         )
-        return self._stepped(h, c, report, inputs, states, sqrt_rho)
-
-    def _stepped(
-        self,
-        h: tf.Tensor,
-        c: tf.Tensor,
-        report: Report,
-        inputs: tf.Tensor,
-        states: Any,
-        sqrt_rho: tf.Tensor,
-    ) -> tuple[tf.Tensor, Any]:
-        """The results of a step, its report handed on."""
         weights = [w.value for w in self.trainable_variables]
         self.solves.forward(report, None, lambda: step_given(inputs, states, sqrt_rho, weights))
         h, c = tf.cast(h, self.compute_dtype), tf.cast(c, self.compute_dtype)
@@ -208,12 +204,11 @@ class GatedCell(HasLam, keras.layers.Layer):
         """
         inputs = tf.convert_to_tensor(inputs, self.compute_dtype)
         states = [tf.convert_to_tensor(s, self.compute_dtype) for s in tf.nest.flatten(states)]
-        return self._diagnose(inputs, states, training)
-
-    def _diagnose(self, inputs: tf.Tensor, states: list[tf.Tensor], training: bool) -> Report:
-        z, carry, kernel, sqrt_rho, scale = self._pre_activations(inputs, states, training)
-        s, slopes, _ = self.equations.new_state(z, carry)
-        kernels = GateKernels.of(kernel, self.equations.blocks, sqrt_rho, scale)
+        z, carry, kernel, sqrt_rho, scale, coupling = self._pre_activations(
+            inputs, states, training
+        )
+        s, slopes, _ = self.equations.new_state(z, carry, coupling)
+        kernels = GateKernels.of(kernel, self.equations.blocks, sqrt_rho, scale, coupling)
         return solve_gates(s, slopes, kernels, self._solver).report
 
     def input_bias(self, dtype: str) -> tf.Tensor:
@@ -236,20 +231,23 @@ class GatedCell(HasLam, keras.layers.Layer):
         masks = masks if isinstance(masks, list) else [masks]
         return [tf.cast(mask, at_least_float32(self.compute_dtype)) for mask in masks]
 
-    def _pre_activations(
-        self, inputs: tf.Tensor, states: Any, training: bool
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor | None]:
-        """z of `Equations`, c, W, sqrt(rho) and the dropout masks of the gates."""
+    def _pre_activations(self, inputs: tf.Tensor, states: Any, training: bool) -> tuple[Any, ...]:
+        """z of `Equations`, c, W, sqrt(rho), the dropout masks of the gates, the coupling."""
         kernel, recurrent_kernel, bias, sqrt_rho = self.tensors()
         x, fed, c = self._real(inputs, states, kernel.dtype)
         masks = self.input_scale(inputs, training)
+        fed_masks = self.recurrent_scale(states, training)
+        recurrent_kernel, u_n = self.equations.split_recurrent(recurrent_kernel)
+        coupling = None
+        if u_n is not None:
+            coupling = Coupling(u_n, None if fed_masks is None else fed_masks[-1])
+            fed_masks = None if fed_masks is None else fed_masks[:-1]
         z = self.equations.from_input(masked_product(x, kernel, masks))
-        recurrent = masked_product(fed, recurrent_kernel, self.recurrent_scale(states, training))
-        z += self.equations.from_recurrent(recurrent) + bias
+        z += self.equations.from_recurrent(masked_product(fed, recurrent_kernel, fed_masks)) + bias
         scale = None
         if masks is not None:
             scale = masks[0] if len(masks) == 1 else tf.stack(masks[:GATES], axis=1)
-        return z, c, kernel, sqrt_rho, scale
+        return z, c, kernel, sqrt_rho, scale, coupling
 
     def _real(
         self, inputs: tf.Tensor, states: Any, dtype: tf.DType

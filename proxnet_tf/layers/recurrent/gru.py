@@ -20,7 +20,7 @@ class ProxGRU(GatedRNN):
     The output of a step is s_t, or h_t with `output_from_prox`. See `ProxGRUCell`. The layer
     computes the same as `keras.layers.RNN(ProxGRUCell(...))`, with the gradient through time
     written out, which makes a training step a small multiple of one of a plain GRU. (With
-    `reset_after=False`, `unroll=True`, `recurrent_dropout` or `implementation=1` it runs the cell.)
+    `unroll=True`, `recurrent_dropout` or `implementation=1` it runs the cell.)
 
     Args:
         units: Positive integer, size of the state.
@@ -43,7 +43,7 @@ class ProxGRU(GatedRNN):
         activity_regularizer: Regularizer of the output.
         **kwargs: Every other argument of `keras.layers.GRU` but `use_cudnn`: activation,
             initializers, regularizers, constraints, dropout, reset_after, seed, implementation,
-            name, dtype. `reset_after=False` is right but slower, see `ProxGRUCell`.
+            name, dtype. `reset_after=False` is slower, see `ProxGRUCell`.
 
     Call arguments:
         sequences: `(batch, timesteps, input_dim)`.

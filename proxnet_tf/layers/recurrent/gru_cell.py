@@ -1,14 +1,10 @@
 """ProxGRUCell: a GRU cell whose state is pulled towards invariance to its input."""
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
 from proxnet_tf.layers.recurrent.gated_cell import GatedCell
-from proxnet_tf.ops.linear.report import Report
-from proxnet_tf.ops.recurrent.black_box import prox_black_box
-from proxnet_tf.ops.recurrent.gru import GRUEquations, state_reset_before
+from proxnet_tf.ops.recurrent.gru import GRUBeforeEquations, GRUEquations
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -43,15 +39,14 @@ class ProxGRUCell(GatedCell, keras.layers.GRUCell):
         max_iterations: Positive integer or `None`, bound on the products with G_t; `None` is
             `2 * min(units, input_dim) + 10`. Monitor what a small bound leaves unsolved.
         jit_compile: `True`, `False` or `"auto"`. Whether XLA compiles a step and its gradient,
-            see `ProxLSTMCell`. With `reset_after=False` nothing is compiled here.
+            see `ProxLSTMCell`.
         monitor: `True`, `False` or a string that the names of the metrics start with, see
             `ProxLSTMCell`.
         **kwargs: Every argument of `keras.layers.GRUCell`. Activations must be elementwise and
             are differentiated twice (once more for each further order of derivative): with a
             piecewise linear one the curvature is 0 and the layer is not smooth at its kinks. With
-            `reset_after=False` the reset gate reaches the state through a matrix, and G_t is no
-            sum of scaled kernels: the cell then takes products with G_t by gradient tapes, and a
-            step costs what one of `ProxRNNCell` does.
+            `reset_after=False` the reset gate reaches the state through the recurrent kernel, and
+            every product with G_t costs one more product with a units x units matrix.
 
     Call arguments:
         inputs: `(batch, input_dim)`.
@@ -78,44 +73,10 @@ class ProxGRUCell(GatedCell, keras.layers.GRUCell):
         LSTM.
     """
 
-    equations_class = GRUEquations
     plain_class = keras.layers.GRUCell
 
-    @property
-    def fused(self) -> bool:
-        return self.reset_after
-
-    def call(self, inputs: tf.Tensor, states: Any, training: bool = False) -> tuple[tf.Tensor, Any]:
-        if self.reset_after:
-            return super().call(inputs, states, training=training)
-        s, c, report, sqrt_rho = self._reset_before(inputs, states, training)
-        h = c if self.output_from_prox else s
-        return self._stepped(h, c, report, inputs, states, sqrt_rho)
-
-    def _diagnose(self, inputs: tf.Tensor, states: list[tf.Tensor], training: bool) -> Report:
-        if self.reset_after:
-            return super()._diagnose(inputs, states, training)
-        return self._reset_before(inputs, states, training)[2]
-
-    def _reset_before(
-        self, inputs: tf.Tensor, states: Any, training: bool
-    ) -> tuple[tf.Tensor, tf.Tensor, Report, tf.Tensor]:
-        """s, c, the report of its solve and sqrt(rho)."""
-        kernel, recurrent_kernel, bias, sqrt_rho = self.tensors()
-        x, _, state = self._real(inputs, states, kernel.dtype)
-        parameters = [state, kernel, recurrent_kernel, bias]
-        constants = [self.input_scale(inputs, training), self.recurrent_scale(states, training)]
-
-        def new_state(x: tf.Tensor, parameters: Any, constants: Any) -> tf.Tensor:
-            c_prev, *weights = parameters
-            return state_reset_before(x, c_prev, weights, self.equations, *constants)
-
-        s = new_state(x, parameters, constants)
-        observer = self.solves.backward(training)
-        c, report = prox_black_box(
-            new_state, x, parameters, constants, s, sqrt_rho, self._solver, None, observer
-        )
-        return s, c, report, sqrt_rho
+    def _equations_class(self) -> type[GRUEquations]:
+        return GRUEquations if self.reset_after else GRUBeforeEquations
 
     def input_bias(self, dtype: str) -> tf.Tensor:
         """The bias of the four pre-activations, or of the three of `reset_after=False`."""

@@ -73,8 +73,10 @@ class ProxLSTMCell(GatedCell, keras.layers.LSTMCell):
         also contains the dependence of G_t on them.
     """
 
-    equations_class = LSTMEquations
     plain_class = keras.layers.LSTMCell
+
+    def _equations_class(self) -> type[LSTMEquations]:
+        return LSTMEquations
 
     def input_bias(self, dtype: str) -> tf.Tensor:
         """The bias of the four gates, (4 units,)."""

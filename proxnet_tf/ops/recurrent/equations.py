@@ -63,6 +63,18 @@ def value_slope_curvature(f: Activation, z: tf.Tensor) -> tuple[tf.Tensor, tf.Te
     return y, dy, tape.gradient(dy, z, unconnected_gradients="zero")
 
 
+class Coupling(NamedTuple):
+    """A matrix between the second gate and the state, where a gate does not act elementwise.
+
+    Attributes:
+        kernel: U_n of a GRU whose reset gate acts before it, (units, units).
+        scale: the dropout mask of the state that it multiplies, (batch, units), or `None`.
+    """
+
+    kernel: tf.Tensor
+    scale: tf.Tensor | None = None
+
+
 class NewState(NamedTuple):
     """What a cell makes of its pre-activations.
 
@@ -84,20 +96,22 @@ class Adjoint(NamedTuple):
         from_output: cotangent that the output sends to what it is made of, s or c, (batch, units).
         slopes: (9), (batch, 3 units).
         finish: from the cotangents of s and of the slopes to those of the pre-activations,
-            (batch, 4 units), and of the previous state, (batch, units).
+            and of the previous state, (batch, units).
+        coupled: what the kernel of the coupling multiplies, (batch, units), or `None`.
     """
 
     from_output: tf.Tensor
     slopes: tf.Tensor
     finish: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+    coupled: tf.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Equations(abc.ABC):
     """The equations of a gated cell, and what is fixed in them besides its weights.
 
-    A cell has four pre-activations z side by side, made of x W, of y U and of a bias, where x is
-    the input and y the previous output or state.
+    A cell has pre-activations z side by side, those of its three gates first, made of x W, of y U
+    and of a bias, where x is the input and y the previous output or state.
 
     Attributes:
         activation: elementwise, of the candidate (and of an LSTM's output).
@@ -113,6 +127,14 @@ class Equations(abc.ABC):
 
     blocks: ClassVar[int]  # of W and U: each is (..., blocks * units), those of the gates first
     feeds_output: ClassVar[bool]  # y is the previous output, not the previous state
+    coupled: ClassVar[bool] = False  # the last block of U is a `Coupling`
+
+    def split_recurrent(self, kernel: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """U without the kernel of the coupling, and that kernel or `None`."""
+        if not self.coupled:
+            return kernel, None
+        units = kernel.shape[0]
+        return kernel[:, :-units], kernel[:, -units:]
 
     @abc.abstractmethod
     def from_input(self, xw: tf.Tensor) -> tf.Tensor:
@@ -131,20 +153,30 @@ class Equations(abc.ABC):
         """The transpose of `from_recurrent`."""
 
     @abc.abstractmethod
-    def new_state(self, z: tf.Tensor, c_prev: tf.Tensor) -> NewState:
-        """s, its slopes and the output's gate from z, (batch, 4 units), and c_prev."""
+    def new_state(
+        self, z: tf.Tensor, c_prev: tf.Tensor, coupling: Coupling | None = None
+    ) -> NewState:
+        """s, its slopes and the output's gate from the pre-activations and the previous state."""
 
     @abc.abstractmethod
     def output(self, state: tf.Tensor, gate: tf.Tensor | None) -> tf.Tensor:
         """h from s or c, see `output_from_prox`, and the gate of `new_state`."""
 
     @abc.abstractmethod
-    def adjoint(self, z: tf.Tensor, c_prev: tf.Tensor, c: tf.Tensor, dh: tf.Tensor) -> Adjoint:
+    def adjoint(
+        self,
+        z: tf.Tensor,
+        c_prev: tf.Tensor,
+        c: tf.Tensor,
+        dh: tf.Tensor,
+        coupling: Coupling | None = None,
+    ) -> Adjoint:
         """Cotangents of `new_state` and `output`.
 
         Args:
-            z: the pre-activations, (batch, 4 units).
+            z: the pre-activations.
             c_prev: the previous state, (batch, units).
             c: the proximal state.
             dh: cotangent of the output.
+            coupling: where the cell has one.
         """

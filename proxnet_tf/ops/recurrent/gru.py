@@ -1,17 +1,15 @@
 """The equations of a GRU. Its gates stand in the order z, r, n of Keras, n the candidate."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar
 
 import tensorflow as tf
 
 from proxnet_tf.ops.recurrent.equations import (
     Adjoint,
+    Coupling,
     Equations,
-    Masks,
     NewState,
-    masked_product,
     value_and_slope,
     value_slope_curvature,
 )
@@ -45,7 +43,9 @@ class GRUEquations(Equations):
         units = dz.shape[-1] // 4
         return tf.concat([dz[..., : 2 * units], dz[..., 3 * units :]], axis=-1)
 
-    def new_state(self, z: tf.Tensor, c_prev: tf.Tensor) -> NewState:
+    def new_state(
+        self, z: tf.Tensor, c_prev: tf.Tensor, coupling: Coupling | None = None
+    ) -> NewState:
         units = c_prev.shape[-1]
         z_zr, p, q = tf.split(z, [2 * units, units, units], axis=-1)
         z_and_r, d_zr = value_and_slope(self.recurrent_activation, z_zr)
@@ -59,7 +59,14 @@ class GRUEquations(Equations):
     def output(self, state: tf.Tensor, gate: tf.Tensor | None) -> tf.Tensor:
         return state
 
-    def adjoint(self, z: tf.Tensor, c_prev: tf.Tensor, c: tf.Tensor, dh: tf.Tensor) -> Adjoint:
+    def adjoint(
+        self,
+        z: tf.Tensor,
+        c_prev: tf.Tensor,
+        c: tf.Tensor,
+        dh: tf.Tensor,
+        coupling: Coupling | None = None,
+    ) -> Adjoint:
         units = c_prev.shape[-1]
         z_zr, p, q = tf.split(z, [2 * units, units, units], axis=-1)
         z_and_r, d_zr, dd_zr = value_slope_curvature(self.recurrent_activation, z_zr)
@@ -82,37 +89,74 @@ class GRUEquations(Equations):
         return Adjoint(dh, tf.concat([slope_z, slope_n * q_dr, slope_n], axis=-1), finish)
 
 
-def state_reset_before(
-    x: tf.Tensor,
-    c_prev: tf.Tensor,
-    weights: Sequence[tf.Tensor],
-    equations: Equations,
-    input_masks: Masks = None,
-    recurrent_masks: Masks = None,
-) -> tf.Tensor:
-    """s of a GRU whose reset gate acts before U: n = activation(x W_n + (r o c_prev) U_n + b_n).
+@dataclasses.dataclass(frozen=True)
+class GRUBeforeEquations(GRUEquations):
+    """A GRU whose reset gate acts before U: n = activation(p + (r o c_prev) U_n).
 
-    Here r reaches s through U_n, so (9) does not hold.
+    The three pre-activations are those of z and r, and p. With the slopes
 
-    Args:
-        x: the input, (batch, features).
-        c_prev: the previous state, (batch, units).
-        weights: kernel, (features, 3 units), recurrent kernel, (units, 3 units), and bias,
-            (3 units,).
-        equations: the activations.
-        input_masks: dropout masks of x: `None`, one, or one for each of z, r, n.
-        recurrent_masks: dropout masks of c_prev where U multiplies it.
+        [(c_prev - n) o z', c_prev o r', (1 - z) o n'],
+
+    the second gate reaches s through U_n and the third slope, see `Coupling`.
     """
-    kernel, recurrent_kernel, bias = weights
-    z, r, n = tf.split(masked_product(x, kernel, input_masks) + bias, 3, axis=-1)
-    u_zr, u_n = _split(recurrent_kernel)
-    masks = [None] * 3 if recurrent_masks is None else recurrent_masks
-    masked = [c_prev if mask is None else c_prev * mask for mask in masks]
-    u_z, u_r = tf.split(u_zr, 2, axis=-1)
-    z = equations.recurrent_activation(z + masked[0] @ u_z)
-    r = equations.recurrent_activation(r + masked[1] @ u_r)
-    n = equations.activation(n + (r * masked[2]) @ u_n)
-    return z * c_prev + (1.0 - z) * n
+
+    coupled: ClassVar[bool] = True
+
+    def from_input(self, xw: tf.Tensor) -> tf.Tensor:
+        return xw
+
+    def to_input(self, dz: tf.Tensor) -> tf.Tensor:
+        return dz
+
+    def from_recurrent(self, yu: tf.Tensor) -> tf.Tensor:
+        return tf.concat([yu, tf.zeros_like(yu[..., : yu.shape[-1] // 2])], axis=-1)
+
+    def to_recurrent(self, dz: tf.Tensor) -> tf.Tensor:
+        return _split(dz)[0]
+
+    def new_state(
+        self, z: tf.Tensor, c_prev: tf.Tensor, coupling: Coupling | None = None
+    ) -> NewState:
+        assert coupling is not None
+        z_zr, p = _split(z)
+        z_and_r, d_zr = value_and_slope(self.recurrent_activation, z_zr)
+        z, r = tf.split(z_and_r, 2, axis=-1)
+        kept = c_prev if coupling.scale is None else c_prev * coupling.scale
+        n, dn = value_and_slope(self.activation, p + (r * kept) @ coupling.kernel)
+        slopes = tf.concat([c_prev - n, kept, 1.0 - z], axis=-1) * tf.concat([d_zr, dn], axis=-1)
+        return NewState(z * c_prev + (1.0 - z) * n, slopes, None)
+
+    def adjoint(
+        self,
+        z: tf.Tensor,
+        c_prev: tf.Tensor,
+        c: tf.Tensor,
+        dh: tf.Tensor,
+        coupling: Coupling | None = None,
+    ) -> Adjoint:
+        assert coupling is not None
+        z_zr, p = _split(z)
+        z_and_r, d_zr, dd_zr = value_slope_curvature(self.recurrent_activation, z_zr)
+        z, r = tf.split(z_and_r, 2, axis=-1)
+        dz, dr = tf.split(d_zr, 2, axis=-1)
+        ddz, ddr = tf.split(dd_zr, 2, axis=-1)
+        kept = c_prev if coupling.scale is None else c_prev * coupling.scale
+        n, dn, ddn = value_slope_curvature(self.activation, p + (r * kept) @ coupling.kernel)
+        slope_z, slope_n = (c_prev - n) * dz, (1.0 - z) * dn
+
+        def finish(ds: tf.Tensor, d_slopes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            d_slope_z, d_slope_r, d_slope_n = tf.split(d_slopes, 3, axis=-1)
+            d_p = ds * slope_n + d_slope_n * (1.0 - z) * ddn - d_slope_z * dz * dn
+            d_z = ds * slope_z + d_slope_z * (c_prev - n) * ddz - d_slope_n * dz * dn
+            d_product = tf.matmul(d_p, coupling.kernel, transpose_b=True)  # cotangent of r o kept
+            d_r = kept * (d_product * dr + d_slope_r * ddr)
+            d_kept = r * d_product + d_slope_r * dr
+            if coupling.scale is not None:
+                d_kept *= coupling.scale
+            return tf.concat([d_z, d_r, d_p], axis=-1), ds * z + d_slope_z * dz + d_kept
+
+        slopes = tf.concat([slope_z, kept * dr, slope_n], axis=-1)
+        return Adjoint(dh, slopes, finish, r * kept)
 
 
 def _split(x: tf.Tensor) -> list[tf.Tensor]:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from proxnet_tf.ops.recurrent.equations import (
     Adjoint,
+    Coupling,
     Equations,
     NewState,
     side_by_side,
@@ -37,7 +38,9 @@ class LSTMEquations(Equations):
     def to_recurrent(self, dz: tf.Tensor) -> tf.Tensor:
         return dz
 
-    def new_state(self, z: tf.Tensor, c_prev: tf.Tensor) -> NewState:
+    def new_state(
+        self, z: tf.Tensor, c_prev: tf.Tensor, coupling: Coupling | None = None
+    ) -> NewState:
         units = c_prev.shape[-1]
         z_if, z_g, z_o = tf.split(z, [2 * units, units, units], axis=-1)
         i_and_f, d_if = value_and_slope(self.recurrent_activation, z_if)
@@ -49,7 +52,14 @@ class LSTMEquations(Equations):
     def output(self, state: tf.Tensor, gate: tf.Tensor | None) -> tf.Tensor:
         return gate * self.activation(state)
 
-    def adjoint(self, z: tf.Tensor, c_prev: tf.Tensor, c: tf.Tensor, dh: tf.Tensor) -> Adjoint:
+    def adjoint(
+        self,
+        z: tf.Tensor,
+        c_prev: tf.Tensor,
+        c: tf.Tensor,
+        dh: tf.Tensor,
+        coupling: Coupling | None = None,
+    ) -> Adjoint:
         units = c_prev.shape[-1]
         z_if, z_g, z_o = tf.split(z, [2 * units, units, units], axis=-1)
         i_and_f, d_if, dd_if = value_slope_curvature(self.recurrent_activation, z_if)

@@ -6,10 +6,17 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from proxnet_tf.ops.linear.report import Observer, Report
-from proxnet_tf.ops.recurrent.cotangent import composed_step, kernel_cotangent, step_cotangent
+from proxnet_tf.ops.recurrent.cotangent import (
+    composed_step,
+    coupling_cotangent,
+    gate_kernels,
+    kernel_cotangent,
+    step_cotangent,
+    with_coupling,
+)
 from proxnet_tf.ops.recurrent.equations import GATES, Equations
 from proxnet_tf.ops.recurrent.implicit import Explained, Tensors, with_gradient
-from proxnet_tf.ops.recurrent.step import GateKernels, cell_step
+from proxnet_tf.ops.recurrent.step import cell_step
 
 
 class States(NamedTuple):
@@ -38,6 +45,7 @@ def prox_sequence(
     equations: Equations,
     mask: tf.Tensor | None = None,
     scale: tf.Tensor | None = None,
+    u_n: tf.Tensor | None = None,
     observer: Observer | None = None,
     jit_compile: bool = False,
 ) -> States:
@@ -53,12 +61,13 @@ def prox_sequence(
             masked steps before the first valid one repeat.
         carry: c before the first step, (batch, units).
         kernel: (features, blocks * units), see `Equations`.
-        recurrent_kernel: (units, blocks * units).
-        bias: of the four pre-activations, (4 units,).
+        recurrent_kernel: (units, blocks * units), without the last block where that is `u_n`.
+        bias: of the pre-activations.
         sqrt_rho: delta / sqrt(lam), a constant of the map: no gradient.
         equations: of the cell.
         mask: boolean (time, batch), false where the states are carried over.
         scale: the dropout mask of the inputs, (batch, features), the same at every step.
+        u_n: the kernel of the coupling, where the cell has one.
         observer: sees the report, (time, batch), of the solves in the first derivative.
         jit_compile: compile both loops by XLA, once for every shape of the inputs.
 
@@ -72,7 +81,7 @@ def prox_sequence(
         _scan,
         _scan_gradient,
         _composed_scan,
-        [inputs, hidden, carry, kernel, recurrent_kernel, bias],
+        [inputs, hidden, carry, kernel, recurrent_kernel, bias, *([] if u_n is None else [u_n])],
         [sqrt_rho, mask, scale],
         equations,
         observer,
@@ -132,9 +141,11 @@ def _composed_scan(
     arguments: Tensors, constants: Sequence[tf.Tensor | None], equations: Equations
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """`prox_sequence` by a loop over `composed_step`, for a tape to differentiate."""
-    x, hidden, carry, kernel, recurrent_kernel, bias = arguments
+    (x, hidden, carry, kernel, recurrent_kernel, bias), u_n, _ = with_coupling(
+        arguments, 6, equations
+    )
     sqrt_rho, mask, scale = constants
-    steps, kernels = _length(x), GateKernels.of(kernel, equations.blocks, sqrt_rho, scale)
+    steps, kernels = _length(x), gate_kernels(kernel, u_n, (sqrt_rho, scale), equations)
     inputs = _unstack(_project(x, kernel, bias, scale, equations), mask)
 
     def step(t: tf.Tensor, h: tf.Tensor, c: tf.Tensor, hiddens: tf.TensorArray) -> Any:
@@ -158,9 +169,11 @@ def _scan(
     arguments: Tensors, constants: Sequence[tf.Tensor | None], equations: Equations
 ) -> Explained:
     """The states, and what `_scan_gradient` needs of the forward pass."""
-    x, hidden, carry, kernel, recurrent_kernel, bias = arguments
+    (x, hidden, carry, kernel, recurrent_kernel, bias), u_n, _ = with_coupling(
+        arguments, 6, equations
+    )
     sqrt_rho, mask, scale = constants
-    steps, kernels = _length(x), GateKernels.of(kernel, equations.blocks, sqrt_rho, scale)
+    steps, kernels = _length(x), gate_kernels(kernel, u_n, (sqrt_rho, scale), equations)
     z = _project(x, kernel, bias, scale, equations)
     inputs = _unstack(z, mask)
 
@@ -191,11 +204,12 @@ def _scan(
 def _scan_gradient(
     tensors: Tensors, constants: Sequence[tf.Tensor | None], equations: Equations
 ) -> Explained:
-    """The cotangents of the first six arguments."""
-    x, hidden, carry, kernel, recurrent_kernel, _, d_hiddens, d_carry, *saved = tensors
+    """The cotangents of the arguments."""
+    arguments, u_n, (d_hiddens, d_carry, *saved) = with_coupling(tensors, 6, equations)
+    x, hidden, carry, kernel, recurrent_kernel, _ = arguments
     hiddens, carries, z, u, products = saved
     sqrt_rho, mask, scale = constants
-    steps, kernels = _length(x), GateKernels.of(kernel, equations.blocks, sqrt_rho, scale)
+    steps, kernels = _length(x), gate_kernels(kernel, u_n, (sqrt_rho, scale), equations)
     c_prev = tf.concat([carry[None], carries[:-1]], 0)
     inputs = _unstack(d_hiddens, z, c_prev, carries, products, mask)
     recurrent_t = tf.transpose(recurrent_kernel)
@@ -216,18 +230,27 @@ def _scan_gradient(
             dh_prev, dc_prev = tf.zeros_like(dh), dc_prev + d_fed
         if valid is not None:
             dh_prev, dc_prev = tf.where(valid, dh_prev, dh), tf.where(valid, dc_prev, dc)
-        results = (found.z, found.w, found.slopes_a, found.slopes_c, found.report.residual)
+        results = [found.z, found.w, found.slopes_a, found.slopes_c, found.report.residual]
+        if u_n is not None:
+            results.append(found.coupled)
         most = tf.maximum(most, found.report.iterations)
         return n + 1, dh_prev, dc_prev, most, _write(arrays, t, *results)
 
-    arrays = _for_results(steps, z[0], x[0], products[0], products[0], z[0, :, 0])
+    like = [z[0], x[0], products[0], products[0], z[0, :, 0]]
+    if u_n is not None:
+        like.append(products[0])
+    arrays = _for_results(steps, *like)
     _, dh, dc, iterations, arrays = tf.while_loop(
         lambda n, *_: n < steps,
         step,
         (tf.constant(0), tf.zeros_like(hidden), d_carry, tf.constant(0), arrays),
         maximum_iterations=steps,
     )
-    dz, w, slopes_a, slopes_c, residual = (array.stack() for array in arrays)
+    dz, w, slopes_a, slopes_c, residual, *coupled = (array.stack() for array in arrays)
+    d_coupling = [
+        coupling_cotangent(*(_rows(t) for t in (factors, dz, slopes_a, slopes_c)))
+        for factors in coupled
+    ]
     if equations.feeds_output:
         fed = tf.concat([hidden[None], hiddens[:-1]], 0)
     else:
@@ -243,7 +266,7 @@ def _scan_gradient(
     rows = (_rows(t) for t in (slopes_a, w, slopes_c, u))
     d_kernel += kernel_cotangent(kernels, sqrt_rho, kernel.shape[-1], *rows)
     return Explained(
-        (dx, dh, dc, d_kernel, d_recurrent, d_bias),
+        (dx, dh, dc, d_kernel, d_recurrent, d_bias, *d_coupling),
         (),
         _report(residual, iterations, equations),
     )

@@ -6,15 +6,29 @@ Equations (6) and (7) stand in `solve.py`, (8) in `cotangent.py`. Here J v is
 
 where k runs over the three gates that make the state, W_k is the input kernel of a gate, and
 slopes_k is the derivative of the new state in the gate's pre-activation, elementwise: one product
-with the K_k side by side, a scaling and a sum. The slopes stand in `lstm.py` and `gru.py`.
+with the K_k side by side, a scaling and a sum. The slopes stand in `lstm.py` and `gru.py`. In a
+GRU with the reset gate before its kernel the second of the three terms is
+
+    slopes_3 o ((slopes_2 o (v K_2)) U_n).
 """
 
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from proxnet_tf.ops.recurrent.equations import GATES, Equations, side_by_side, sum_gates
+from proxnet_tf.ops.recurrent.equations import (
+    GATES,
+    Coupling,
+    Equations,
+    side_by_side,
+    sum_gates,
+)
 from proxnet_tf.ops.recurrent.solve import Solved, Solver, solve_by_products, solve_dense
+
+
+def third_of(slopes: tf.Tensor) -> tf.Tensor:
+    """The part of the third gate."""
+    return slopes[..., 2 * (slopes.shape[-1] // GATES) :]
 
 
 class GateKernels(NamedTuple):
@@ -25,11 +39,13 @@ class GateKernels(NamedTuple):
         transposed: its transpose, or `None`; worth keeping where there are many products.
         scale: the dropout mask of the input: `None`, (batch, features), or one mask a gate,
             (batch, 3, features).
+        coupling: U_n, or `None`.
     """
 
     kernel: tf.Tensor
     transposed: tf.Tensor | None = None
     scale: tf.Tensor | None = None
+    coupling: Coupling | None = None
 
     @classmethod
     def of(
@@ -38,10 +54,11 @@ class GateKernels(NamedTuple):
         blocks: int,
         sqrt_rho: tf.Tensor,
         scale: tf.Tensor | None = None,
+        coupling: Coupling | None = None,
     ) -> "GateKernels":
         """From the input kernel of the layer, (features, blocks * units)."""
         gates = sqrt_rho * kernel[:, : GATES * (kernel.shape[-1] // blocks)]
-        return cls(gates, tf.transpose(gates), scale)
+        return cls(gates, tf.transpose(gates), scale, coupling)
 
     @property
     def gate_scales(self) -> list[tf.Tensor] | None:
@@ -86,7 +103,24 @@ class GateKernels(NamedTuple):
         j = tf.reshape(slopes, [-1, GATES, kernels.shape[1], 1]) * kernels
         if self.scale is not None:
             j *= tf.reshape(self.scale, [-1, 1 if self.gate_scales is None else GATES, 1, features])
-        return tf.reduce_sum(j, axis=1)
+        if self.coupling is None:
+            return tf.reduce_sum(j, axis=1)
+        second = tf.matmul(self.coupling.kernel, j[:, 1], transpose_a=True)
+        return j[:, 0] + third_of(slopes)[..., None] * second + j[:, 2]
+
+    def through(self, slopes: tf.Tensor, products: tf.Tensor) -> tf.Tensor:
+        """J v from the slopes and the products of v, (batch, units)."""
+        if self.coupling is None:
+            return sum_gates(slopes * products)
+        first, second, third = tf.split(slopes * products, GATES, axis=-1)
+        return first + third_of(slopes) * (second @ self.coupling.kernel) + third
+
+    def back(self, slopes: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
+        """The transpose of `through` in the products but for the slopes, (batch, 3 units)."""
+        if self.coupling is None:
+            return side_by_side(t)
+        second = tf.matmul(third_of(slopes) * t, self.coupling.kernel, transpose_b=True)
+        return tf.concat([t, second, t], axis=-1)
 
 
 def solve_gates(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: Solver) -> Solved:
@@ -106,8 +140,8 @@ def solve_gates(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: S
     return solve_by_products(
         s,
         product=kernels.products,
-        total=lambda products: sum_gates(slopes * products),
-        transpose=lambda t: kernels.transpose(slopes * side_by_side(t)),
+        total=lambda products: kernels.through(slopes, products),
+        transpose=lambda t: kernels.transpose(slopes * kernels.back(slopes, t)),
         solver=solver,
         width=slopes.shape[-1],
     )
@@ -135,13 +169,13 @@ def cell_step(
     """One time step from the pre-activations; `prox_step` differentiates.
 
     Args:
-        z: the pre-activations, (batch, 4 units).
+        z: the pre-activations.
         c_prev: the previous proximal state, (batch, units).
         kernels: (9).
         equations: of the cell.
         valid: boolean (batch, 1); where false there is nothing to solve.
     """
-    s, slopes, gate = equations.new_state(z, c_prev)
+    s, slopes, gate = equations.new_state(z, c_prev, kernels.coupling)
     if valid is not None:
         s = tf.where(valid, s, tf.zeros_like(s))
     solved = solve_gates(s, slopes, kernels, equations.solver)

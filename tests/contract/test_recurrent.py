@@ -50,8 +50,8 @@ def keras_layer(name, cell=None, **options):
 
 
 NAMES = [*LAYERS, *CELLS]
-# Where a test builds several models: wrapped cells of one state and of two, the layers, and one of
-# the cells in closed form.
+# Where a test builds several models: the layers, wrapped cells of one state and of two, and one
+# cell in closed form.
 SOME = [name for name in NAMES if "SimpleRNN" not in name and "ProxGRUCell" not in name]
 
 

@@ -7,7 +7,7 @@ Equations (6) and (7) stand in `solve.py`, (8) in `cotangent.py`. Here J v is
 where k runs over the three gates that make the state, W_k is the input kernel of a gate, and
 slopes_k is the derivative of the new state in the gate's pre-activation, elementwise: one product
 with the K_k side by side, a scaling and a sum. The slopes stand in `lstm.py` and `gru.py`. In a
-GRU with the reset gate before its kernel the second of the three terms is
+GRU whose reset gate acts before its recurrent kernel U_n, the second of the three terms is
 
     slopes_3 o ((slopes_2 o (v K_2)) U_n).
 """

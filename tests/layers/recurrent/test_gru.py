@@ -202,10 +202,10 @@ def test_very_large_rho(reset_after):
         assert np.isfinite(value).all()
 
 
-@pytest.mark.parametrize("reset_after", [True, False])
-def test_nothing_to_do(reset_after):
+@pytest.mark.parametrize("options", [{}, {"reset_after": False}, {"unroll": True}])
+def test_nothing_to_do(options):
     """All masked, one step, no rows."""
-    layer = built(ProxGRU(UNITS, lam=0.5, reset_after=reset_after, return_state=True))
+    layer = built(ProxGRU(UNITS, lam=0.5, return_state=True, **options))
     x, h = data(BATCH, STEPS, FEATURES), data(BATCH, UNITS)
     nothing = np.zeros((BATCH, STEPS), bool)
     output, state = layer(np.full_like(x, np.nan), initial_state=h, mask=nothing)

@@ -98,8 +98,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
             output = self._solve(views, training)
         else:
             output = self._apply_moving(views) if self.inference == "moving" else views.rows
-            self._watch("correlation_before", views, views.rows)
-            self._watch("correlation", views, output)
+            self._watch(views, output)
         return views.leave(output, self.compute_dtype)
 
     def _solve(self, views: Views, training: bool) -> tf.Tensor:
@@ -157,11 +156,16 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         moved = mean + tf.matmul(views.rows - mean, matrix)
         return moved if views.valid is None else tf.where(views.valid, moved, views.rows)
 
-    def _watch(self, name: str, views: Views, rows: tf.Tensor) -> None:
+    def _watch(self, views: Views, output: tf.Tensor) -> None:
         if self._monitor:
-            gram = gram_of(tf.stop_gradient(rows), views.valid, self.border.all_reduce)
-            value = correlations(views.correlation, self.border.epsilon, *gram)
-            self._monitor.watch(name, tf.reduce_sum(value))
+            before = self._correlation(views, views.rows)
+            after = before if output is views.rows else self._correlation(views, output)
+            self._monitor.watch("correlation_before", before)
+            self._monitor.watch("correlation", after)
+
+    def _correlation(self, views: Views, rows: tf.Tensor) -> tf.Tensor:
+        gram = gram_of(tf.stop_gradient(rows), views.valid, self.border.all_reduce)
+        return tf.reduce_sum(correlations(views.correlation, self.border.epsilon, *gram))
 
     @property
     def status(self) -> dict[str, float]:

@@ -48,11 +48,14 @@ def before_coupling(slopes: tf.Tensor, *products: tf.Tensor) -> list[tf.Tensor]:
     return [tf.split(slopes * x, GATES, axis=-1)[1] for x in products]
 
 
-def coupling_cotangent(
-    coupled: tf.Tensor, z: tf.Tensor, slopes_a: tf.Tensor, slopes_c: tf.Tensor
-) -> tf.Tensor:
-    """The gradient of U_n, (units, units), from the attributes of `StepCotangent`, by rows."""
-    factors = zip(tf.split(coupled, 3, axis=-1), (z, slopes_a, slopes_c), strict=True)
+def coupling_cotangent(coupled: tf.Tensor, *cotangents: tf.Tensor) -> tf.Tensor:
+    """The gradient of U_n, (units, units).
+
+    Args:
+        coupled: what U_n multiplies, side by side, (rows, units) for each of the next.
+        cotangents: (rows, 3 units), whose third gate has what comes back.
+    """
+    factors = zip(tf.split(coupled, len(cotangents), axis=-1), cotangents, strict=True)
     return tf.add_n([tf.matmul(x, third_of(t), transpose_a=True) for x, t in factors])
 
 
@@ -71,9 +74,9 @@ def kernel_cotangent(
         kernels: of (9), made of the input kernel.
         sqrt_rho: the factor between the two.
         width: of the input kernel.
-        slopes_a: slopes o [a a a], (rows, 3 units); the rows are summed over.
+        slopes_a: see `StepCotangent`, (rows, 3 units); the rows are summed over.
         w: of (8), (rows, features).
-        slopes_c: slopes o [c c c].
+        slopes_c: see `StepCotangent`.
         u: of (8).
     """
     d_gates = -sqrt_rho * (kernels.outer(u, slopes_a) + kernels.outer(w, slopes_c))
@@ -87,8 +90,8 @@ class StepCotangent(NamedTuple):
         z: cotangent of the pre-activations.
         c_prev: cotangent of the previous state, (batch, units).
         w: u of (7) for the cotangent of c, (batch, features).
-        slopes_a: slopes o [a a a], (batch, 3 units).
-        slopes_c: slopes o [c c c].
+        slopes_a: slopes o [a a a], or with (slopes_3 o a) U_n^T in the middle, (batch, 3 units).
+        slopes_c: the same of c.
         report: how well the linear system was solved.
         coupled: what U_n multiplies in s, in -J u and in -J w, (batch, 3 units), or `None`.
     """
@@ -180,10 +183,8 @@ def prox_state(
         d_kernel = -(gates.outer(u, slopes_a) + gates.outer(w, slopes_c))
         if gates.coupling is None:
             return d_slopes, d_kernel
-        coupled = tf.concat(before_coupling(slopes, *products), axis=-1)
-        none = tf.zeros_like(slopes)
-        coupled = tf.concat([tf.zeros_like(a), -coupled], axis=-1)
-        return d_slopes, d_kernel, coupling_cotangent(coupled, none, slopes_a, slopes_c)
+        coupled = -tf.concat(before_coupling(slopes, *products), axis=-1)
+        return d_slopes, d_kernel, coupling_cotangent(coupled, slopes_a, slopes_c)
 
     inputs = [slopes, kernels.kernel]
     if kernels.coupling is not None:

@@ -36,7 +36,7 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
     ),
     "Recurrent nets": (
         "Recurrent layers whose state moves towards what a small change of the input leaves alone.",
-        ["ProxLSTM", "ProxLSTMCell", "ProxRNNCell"],
+        ["ProxLSTM", "ProxLSTMCell", "ProxGRU", "ProxGRUCell", "ProxRNNCell"],
     ),
     "Priors": (
         "Proximal maps of named priors, of functions of your own, of activations, and of dropout.",

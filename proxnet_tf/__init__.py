@@ -13,6 +13,8 @@ from proxnet_tf.layers.kernels.invariance import Invariance
 from proxnet_tf.layers.multiview.penalty import CCARegularizer, GCCARegularizer
 from proxnet_tf.layers.multiview.prox import ProxCCA, ProxGCCA
 from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
+from proxnet_tf.layers.recurrent.gru import ProxGRU
+from proxnet_tf.layers.recurrent.gru_cell import ProxGRUCell
 from proxnet_tf.layers.recurrent.lstm import ProxLSTM
 from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell
 from proxnet_tf.losses import CCALoss, GCCALoss, cca_loss, gcca_loss
@@ -47,6 +49,8 @@ __all__ = [
     "ProxCCA",
     "ProxDropout",
     "ProxGCCA",
+    "ProxGRU",
+    "ProxGRUCell",
     "ProxKernelFeatures",
     "ProxLSTM",
     "ProxLSTMCell",

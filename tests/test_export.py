@@ -88,6 +88,7 @@ ALIKE = (
     "Prox group_l2",
     "Prox of a function on a set",
     "ProxKernelFeatures, solved",
+    "ProxGRUCell",
     "ProxRNNCell of LSTMCell",
     "ProxRNNCell of a user's cell",
     "MultiviewClassifier, vanilla",
@@ -101,6 +102,7 @@ ON_REQUEST = {
     "Prox of a layer with a context",
     "ProxLSTM",
     "ProxLSTMCell",
+    "ProxGRU, reset before",
     "MultiviewClassifier, rrm",
     "DCCA",
 }

@@ -17,7 +17,7 @@ import time
 import keras
 import tensorflow as tf
 
-from proxnet_tf import ProxLSTM, ProxLSTMCell, ProxRNNCell
+from proxnet_tf import ProxGRU, ProxGRUCell, ProxLSTM, ProxLSTMCell, ProxRNNCell
 
 SIZES = [(32, 30, 32, 64), (32, 128, 64, 128)]  # batch, time, input, units
 RNN, LSTM_CELL, GRU_CELL = keras.layers.RNN, keras.layers.LSTMCell, keras.layers.GRUCell
@@ -55,6 +55,19 @@ LAYERS = {
         "RNN(LSTMCell)",
     ),
     "RNN(GRUCell)": (lambda u, **k: RNN(GRU_CELL(u)), None),
+    "ProxGRU": (lambda u, **k: ProxGRU(u, **k), "RNN(GRUCell)"),
+    "ProxGRU, no XLA inside": (
+        lambda u, **k: ProxGRU(u, **{"jit_compile": False, **k}),
+        "RNN(GRUCell)",
+    ),
+    "RNN(ProxGRUCell)": (
+        lambda u, dtype="float32", **k: RNN(ProxGRUCell(u, dtype=dtype, **k), dtype=dtype),
+        "RNN(GRUCell)",
+    ),
+    "ProxGRU, reset_after=False": (
+        lambda u, **k: ProxGRU(u, reset_after=False, **k),
+        "RNN(GRUCell)",
+    ),
     "RNN(ProxRNNCell(GRUCell))": (
         lambda u, dtype="float32", jit_compile=False, **k: RNN(
             ProxRNNCell(GRU_CELL(u, dtype=dtype), dtype=dtype, **k), dtype=dtype
@@ -62,7 +75,7 @@ LAYERS = {
         "RNN(GRUCell)",
     ),
 }
-NOT_COMPILED = ("ProxLSTM, no XLA inside", "batch_jacobian + solve")
+NOT_COMPILED = ("ProxLSTM, no XLA inside", "ProxGRU, no XLA inside", "batch_jacobian + solve")
 
 
 def training_step(layer, inputs, jit_compile):

@@ -79,7 +79,7 @@ def final_lam(trial):
 def make_tuner(options):
     """The search, new or as it was left."""
     space = keras_tuner.HyperParameters()  # smaller networks than the default space's
-    space.Int("num_components", 5, 30)
+    space.Int("num_components", 5, 30, step=5)  # a new width costs a compilation
     space.Choice("width", [64, 128, 256])
     space.Int("depth", 1, 2)
     widths = [x.shape[1:] for x in options.data["train"][0]]

@@ -48,7 +48,7 @@ class Worst(keras.metrics.Metric):
 
     def result(self) -> tf.Tensor:
         """The largest value, a scalar."""
-        return keras.ops.max(self.worst)
+        return _largest(tf.convert_to_tensor(self.worst))
 
 
 class Monitor:
@@ -225,13 +225,17 @@ def _not_finite(given: dict[str, Any]) -> list[str]:
 def _worst_of(slots: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """`slots`, one a replica, with this replica's raised to the largest of `values`."""
     values = tf.reshape(tf.cast(values, slots.dtype), [-1])
-    nan = tf.reduce_any(tf.math.is_nan(values))
-    most = tf.reduce_max(tf.concat([tf.zeros_like(slots[:1]), values], 0))
-    most = tf.where(nan, tf.cast(float("nan"), most.dtype), most)
+    most = _largest(tf.concat([tf.zeros_like(slots[:1]), values], 0))
     replica = tf.distribute.get_replica_context()
     index = replica.replica_id_in_sync_group if replica and slots.shape[0] > 1 else 0
     mine = tf.range(slots.shape[0]) == index
-    return tf.where(mine & ((most > slots) | nan), most, slots)
+    return tf.where(mine & ((most > slots) | tf.math.is_nan(most)), most, slots)
+
+
+def _largest(values: tf.Tensor) -> tf.Tensor:
+    """NaN if one of the values is NaN, which `tf.reduce_max` loses on some processors."""
+    nan = tf.reduce_any(tf.math.is_nan(values))
+    return tf.where(nan, tf.cast(float("nan"), values.dtype), tf.reduce_max(values))
 
 
 def _captured(variable: keras.Variable) -> tf.Tensor:

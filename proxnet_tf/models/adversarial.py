@@ -15,6 +15,7 @@ from proxnet_tf.checks import (
     check_number,
 )
 from proxnet_tf.models.base import mask_of, over_last_axes, with_mask
+from proxnet_tf.models.first_step import BuiltModel
 from proxnet_tf.ops.linear.norms import polar
 
 
@@ -69,7 +70,7 @@ class _Divergence(keras.losses.Loss):
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class AdversarialModel(keras.Model):
+class AdversarialModel(BuiltModel):
     """Trains a model on a layer's input as it is, and moved by the worst small perturbation.
 
     With z the input of the chosen layer, p(z) the prediction and r of norm `epsilon`,

@@ -11,6 +11,7 @@ from proxnet_tf.checks import check_bool, check_choice, check_integer
 from proxnet_tf.layers.multiview.penalty import CCARegularizer, GCCARegularizer
 from proxnet_tf.layers.multiview.prox import ProxCCA, ProxGCCA
 from proxnet_tf.losses import cca_loss, gcca_loss
+from proxnet_tf.models.first_step import BuiltModel
 
 
 class Family(NamedTuple):
@@ -102,7 +103,7 @@ def apply(layer: keras.layers.Layer, x: tf.Tensor, **mode: Any) -> tf.Tensor:
     return with_mask(tf.identity(output), mask) if mask_of(output) is None else output
 
 
-class MultiviewModel(keras.Model):
+class MultiviewModel(BuiltModel):
     """An encoder and a predictor per view; the prediction averages the logits or takes one view's.
 
     With a view index every view has its loss: in training `call` returns the logits of all views,

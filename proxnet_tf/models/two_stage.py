@@ -17,6 +17,7 @@ from proxnet_tf.models.base import (
     over_last_axes,
     with_mask,
 )
+from proxnet_tf.models.first_step import BuiltModel
 from proxnet_tf.models.projection import ProjectingModel
 
 UNWEIGHTED = (
@@ -271,7 +272,7 @@ class DCCAE(DCCA):
         }
 
 
-class _Pretraining(keras.Model):
+class _Pretraining(BuiltModel):
     """The first stage of DCCA and DCCAE as a model without targets; shares their layers."""
 
     def __init__(

@@ -1,11 +1,13 @@
 """Recurrent layers and cells: Keras's own at delta = 0, a loop over the cell otherwise."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf import ProxLSTM, ProxLSTMCell, ProxRNNCell
+from proxnet_tf import ProxGRU, ProxGRUCell, ProxLSTM, ProxLSTMCell, ProxRNNCell
 from tests.helpers.layer_checks import assert_finite, assert_same, policy, randomize
 from tests.helpers.registry import CELLS, SEQUENCES, UNITS, LeakyCell, wrapped
 
@@ -13,8 +15,16 @@ LENGTHS = 1 + np.arange(len(SEQUENCES)) % SEQUENCES.shape[1]
 MASK = np.arange(SEQUENCES.shape[1]) < LENGTHS[:, None]
 HOLES = np.random.default_rng(0).random(MASK.shape) < 0.6  # masked steps at the start and inside
 
-# name: (delta, options of the cell, options of the layer) -> layer, and the same of Keras
+LAYERS = {"ProxLSTM": (ProxLSTM, keras.layers.LSTM), "ProxGRU": (ProxGRU, keras.layers.GRU)}
+OWN_CELLS = {
+    "ProxLSTMCell": ProxLSTMCell,
+    "ProxGRUCell": ProxGRUCell,
+    "ProxGRUCell, reset before": functools.partial(ProxGRUCell, reset_after=False),
+}
 PLAIN_CELLS = {
+    "ProxLSTMCell": keras.layers.LSTMCell,
+    "ProxGRUCell": keras.layers.GRUCell,
+    "ProxGRUCell, reset before": functools.partial(keras.layers.GRUCell, reset_after=False),
     "ProxRNNCell of GRUCell": keras.layers.GRUCell,
     "ProxRNNCell of SimpleRNNCell": keras.layers.SimpleRNNCell,
     "ProxRNNCell of LSTMCell": keras.layers.LSTMCell,
@@ -24,25 +34,25 @@ PLAIN_CELLS = {
 
 def make(name, delta, cell=None, **options):
     cell = cell or {}
-    if name == "ProxLSTM":
-        return ProxLSTM(UNITS, delta=delta, lam=0.7, **cell, **options)
-    if name == "ProxLSTMCell":
-        return keras.layers.RNN(ProxLSTMCell(UNITS, delta=delta, lam=0.7, **cell), **options)
+    if name in LAYERS:
+        return LAYERS[name][0](UNITS, delta=delta, lam=0.7, **cell, **options)
+    if name in OWN_CELLS:
+        return keras.layers.RNN(OWN_CELLS[name](UNITS, delta=delta, lam=0.7, **cell), **options)
     inner = PLAIN_CELLS[name](UNITS, **cell)
     return keras.layers.RNN(ProxRNNCell(inner, delta=delta, lam=0.7), **options)
 
 
 def keras_layer(name, cell=None, **options):
     cell = cell or {}
-    if name == "ProxLSTM":
-        return keras.layers.LSTM(UNITS, **cell, **options)
-    plain = PLAIN_CELLS.get(name, keras.layers.LSTMCell)
-    return keras.layers.RNN(plain(UNITS, **cell), **options)
+    if name in LAYERS:
+        return LAYERS[name][1](UNITS, **cell, **options)
+    return keras.layers.RNN(PLAIN_CELLS[name](UNITS, **cell), **options)
 
 
-NAMES = ["ProxLSTM", *CELLS]
-# Wrapped cells of one state and of two, and the layer, where a test builds several models.
-SOME = [name for name in NAMES if "SimpleRNN" not in name]
+NAMES = [*LAYERS, *CELLS]
+# Where a test builds several models: the layers, wrapped cells of one state and of two, and one
+# cell in closed form.
+SOME = [name for name in NAMES if "SimpleRNN" not in name and "ProxGRUCell" not in name]
 
 
 def built(layer):
@@ -273,7 +283,7 @@ def test_stacked_cells_are_stacked_layers(unroll, tmp_path):
 @pytest.mark.parametrize("name", CELLS)
 def test_cell_returns_states_as_the_wrapped_cell_does(name):
     cell = CELLS[name]()
-    plain = PLAIN_CELLS.get(name, keras.layers.LSTMCell)(UNITS)
+    plain = PLAIN_CELLS[name](UNITS)
     x, states = SEQUENCES[:, 0], states_of(name)
     assert cell.state_size == plain.state_size and cell.output_size == plain.output_size
     given = [states, tuple(states)]

@@ -30,6 +30,8 @@ from proxnet_tf import (
     ProxCCA,
     ProxDropout,
     ProxGCCA,
+    ProxGRU,
+    ProxGRUCell,
     ProxKernelFeatures,
     ProxLSTM,
     ProxLSTMCell,
@@ -183,7 +185,7 @@ def _kernel(**arguments):
     }
 
 
-def _lstm(**arguments):
+def _gates(**arguments):
     return lambda: {"units": UNITS, "lam": 0.7, "delta": 1.3, **arguments}
 
 
@@ -193,7 +195,9 @@ def wrapped(cell, **arguments):
 
 
 CELLS = {
-    "ProxLSTMCell": lambda **k: ProxLSTMCell(**_lstm(**k)()),
+    "ProxLSTMCell": lambda **k: ProxLSTMCell(**_gates(**k)()),
+    "ProxGRUCell": lambda **k: ProxGRUCell(**_gates(**k)()),
+    "ProxGRUCell, reset before": lambda **k: ProxGRUCell(**_gates(reset_after=False, **k)()),
     "ProxRNNCell of GRUCell": lambda **k: wrapped(keras.layers.GRUCell(UNITS, **k)),
     "ProxRNNCell of SimpleRNNCell": lambda **k: wrapped(keras.layers.SimpleRNNCell(UNITS, **k)),
     "ProxRNNCell of LSTMCell": lambda **k: wrapped(keras.layers.LSTMCell(UNITS, **k)),
@@ -349,10 +353,10 @@ LAYERS = {
         SEQUENCES[:, 0],
         (0, 6, 0),
     ),
-    "ProxLSTM": Layer(ProxLSTM, _lstm(), SEQUENCES, (3, 1, 1), jit=True),
+    "ProxLSTM": Layer(ProxLSTM, _gates(), SEQUENCES, (3, 1, 1), jit=True),
     "ProxLSTM, sequences": Layer(
         ProxLSTM,
-        _lstm(return_sequences=True, jit_compile=False, solver="cholesky", max_iterations=9),
+        _gates(return_sequences=True, jit_compile=False, solver="cholesky", max_iterations=9),
         SEQUENCES,
         (3, 1, 1),
         masks="steps",
@@ -360,7 +364,7 @@ LAYERS = {
     ),
     "ProxLSTM, unrolled": Layer(
         ProxLSTM,
-        _lstm(
+        _gates(
             unroll=True,
             return_sequences=True,
             return_state=True,
@@ -374,6 +378,24 @@ LAYERS = {
         jit=True,
     ),
     "ProxLSTMCell": _rnn("ProxLSTMCell", (3, 1, 1)),
+    "ProxGRU": Layer(
+        ProxGRU, _gates(return_sequences=True), SEQUENCES, (3, 1, 1), masks="steps", jit=True
+    ),
+    "ProxGRU, reset before": Layer(
+        ProxGRU,
+        _gates(
+            reset_after=False,
+            return_sequences=True,
+            output_from_prox=True,
+            jit_compile=False,
+            use_bias=False,
+        ),
+        SEQUENCES,
+        (2, 1, 1),
+        masks="steps",
+        jit=True,
+    ),
+    "ProxGRUCell": _rnn("ProxGRUCell", (3, 1, 1)),
     "ProxRNNCell of GRUCell": _rnn("ProxRNNCell of GRUCell", (3, 1, 1)),
     "ProxRNNCell of LSTMCell": _rnn("ProxRNNCell of LSTMCell", (3, 1, 1), empty=False),
     "ProxRNNCell of a user's cell": _rnn("ProxRNNCell of a user's cell", (1, 1, 0)),
@@ -413,6 +435,7 @@ _GATES = dict(
     seed=7,
     implementation=1,
 )
+_GRU_GATES = {k: v for k, v in _GATES.items() if k != "unit_forget_bias"} | {"reset_after": False}
 _VIEWS = dict(
     num_components=2,
     lam=3.0,
@@ -488,6 +511,35 @@ CONFIGURED = {
         max_iterations=7,
         jit_compile=False,
         monitor="r",
+    ),
+    "ProxGRU, every argument": lambda: ProxGRU(
+        **_gates(
+            **_GRU_GATES,
+            output_from_prox=True,
+            solver="cholesky",
+            tolerance=1e-4,
+            max_iterations=7,
+            jit_compile=False,
+            monitor="r",
+            return_sequences=True,
+            return_state=True,
+            go_backwards=True,
+            stateful=True,
+            unroll=True,
+            zero_output_for_mask=True,
+            activity_regularizer="l2",
+        )()
+    ),
+    "ProxGRUCell": lambda: ProxGRUCell(
+        **_gates(
+            **_GRU_GATES,
+            output_from_prox=True,
+            solver="cholesky",
+            tolerance=1e-4,
+            max_iterations=7,
+            jit_compile=False,
+            monitor="r",
+        )()
     ),
     "ProxRNNCell": lambda: wrapped(
         keras.layers.LSTMCell(UNITS, activation="softplus"),

@@ -18,7 +18,7 @@ from proxnet_tf.checks import (
     lam_of,
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
-from proxnet_tf.layers.recurrent.lstm_cell import check_solver, step_given
+from proxnet_tf.layers.recurrent.gated_cell import check_solver, step_given
 from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.recurrent.black_box import prox_black_box
 
@@ -55,8 +55,8 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
 
     The cell is a black box: products with G_t are taken by nested gradient tapes, and G_t is not
     formed. Gradients are exact, of every order. A training step costs four to eight times one of
-    the wrapped cell. A wrapped `keras.layers.LSTMCell` computes the same as `ProxLSTMCell`, which
-    is several times faster.
+    the wrapped cell. A wrapped `keras.layers.LSTMCell` or `GRUCell` computes the same as
+    `ProxLSTMCell` or `ProxGRUCell`, which are several times faster.
 
     Args:
         cell: A Keras layer with `state_size` and `call(inputs, states)`, such as

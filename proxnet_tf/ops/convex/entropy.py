@@ -8,7 +8,7 @@ With w = lam (x - max x) and a = lam - 1 the map solves, in p_i = log z_i and on
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.convex.sets import Jacobian, simplex, symmetric_map
+from proxnet_tf.ops.convex.sets import Jacobian, simplex, symmetric_map, without_nan
 
 
 def entropy(z: tf.Tensor) -> tf.Tensor:
@@ -61,11 +61,12 @@ def prox_entropy(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
 
 def _point(x: tf.Tensor, lam: tf.Tensor) -> tf.Tensor:
     floor = tf.constant(np.log(np.finfo(x.dtype.as_numpy_dtype).tiny), x.dtype)
-    w = lam * (x - tf.reduce_max(x, axis=-1, keepdims=True))
+    x, nan = without_nan(x - tf.reduce_max(x, axis=-1, keepdims=True))
+    w = lam * x
     w = tf.maximum(w, 2 * floor - tf.abs(lam - 1))
     z, solved = _newton(w, lam)
     z = tf.cond(solved, lambda: z, lambda: _nested(w, lam, floor))
-    return z / tf.reduce_sum(z, axis=-1, keepdims=True)
+    return z / tf.reduce_sum(z, axis=-1, keepdims=True) + nan
 
 
 def _largest(v: tf.Tensor) -> tf.Tensor:

@@ -66,6 +66,23 @@ def nan_where(z: tf.Tensor, dx: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_nan(z), tf.constant(np.nan, dx.dtype), dx)
 
 
+def without_nan(x: tf.Tensor, valid: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+    """`x` with 0 in the rows that hold a NaN, and NaN in those rows, 0 elsewhere, to be added.
+
+    What a minimum, a maximum or an order makes of NaN differs between processors.
+
+    Args:
+        x: float tensor (..., n).
+        valid: booleans in the shape of `x`; entries with False neither count nor change.
+    """
+    unknown = tf.math.is_nan(x) if valid is None else tf.math.is_nan(x) & valid
+    lost = tf.reduce_any(unknown, axis=-1, keepdims=True)
+    if valid is not None:
+        lost &= valid
+    zero = tf.zeros_like(x)
+    return tf.where(lost, zero, x), tf.where(lost, tf.constant(np.nan, x.dtype), zero)
+
+
 def indicator(inside: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """0 where `inside`, +inf elsewhere."""
     return tf.where(inside, tf.zeros([], dtype), tf.constant(np.inf, dtype))
@@ -186,7 +203,7 @@ def _simplex_point(x: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
     # The projection does not see a common shift: the largest entry moves to 0. An entry that is
     # `total` or more below it comes out as 0, however far below. In units of `total` nothing can
     # overflow, and `total` is not lost beside huge entries.
-    x -= tf.reduce_max(x, axis=-1, keepdims=True)
+    x, nan = without_nan(x - tf.reduce_max(x, axis=-1, keepdims=True))
     x = tf.maximum(x, -total) / total
     ordered = tf.sort(x, axis=-1, direction="DESCENDING")
     excess = tf.cumsum(ordered, axis=-1) - 1
@@ -195,7 +212,7 @@ def _simplex_point(x: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
     size = tf.reduce_sum(tf.cast(admissible, x.dtype), axis=-1, keepdims=True)
     size = tf.maximum(size, 1)
     top = tf.where(counts == size, excess, tf.zeros_like(excess))
-    return total * tf.nn.relu(x - tf.reduce_sum(top, axis=-1, keepdims=True) / size)
+    return total * tf.nn.relu(x - tf.reduce_sum(top, axis=-1, keepdims=True) / size) + nan
 
 
 def _mean_free(y: tf.Tensor, support: tf.Tensor) -> tf.Tensor:
@@ -295,7 +312,8 @@ def project_isotonic(x: tf.Tensor) -> tf.Tensor:
 
     def solve(x: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
         room = headroom(x)
-        z, block = tf.nn.isotonic_regression(tf.stop_gradient(x) * room, decreasing=False)
+        known, nan = without_nan(tf.stop_gradient(x))
+        z, block = tf.nn.isotonic_regression(known * room, decreasing=False)
         shape = tf.shape(x)
         rows = tf.reduce_prod(shape[:-1])
         row = tf.reshape(tf.range(rows), tf.concat([shape[:-1], [1]], axis=0))
@@ -306,9 +324,7 @@ def project_isotonic(x: tf.Tensor) -> tf.Tensor:
             return tf.reshape(tf.gather(totals, piece), tf.shape(v))
 
         size = piece_sum(tf.ones_like(x))
-        # The pools of a row with a NaN mean nothing.
-        broken = tf.reduce_any(tf.math.is_nan(x), axis=-1, keepdims=True)
-        z = tf.where(broken, tf.constant(np.nan, x.dtype), z / room)
+        z = z / room + nan
         return z, lambda y: nan_where(z, piece_sum(y) / size)
 
     return symmetric_map(solve, x)

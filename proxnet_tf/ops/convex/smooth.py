@@ -107,7 +107,7 @@ def smooth_prox(
     def evaluate(z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """(R(z)/lam + 1/2 ||z - x||^2) / scale^2, its gradient times scale, the residual; a row.
 
-        The residual is +inf where R is not finite.
+        The residual is +inf where R is not finite or the value is NaN.
         """
         r, slope = gradient(z)
         shift = slope / fixed_lam
@@ -116,7 +116,8 @@ def smooth_prox(
         value = r / fixed_lam / unit / unit + tf.reduce_sum(gap**2, axis=-1) / 2
         residual = tf.reduce_max(tf.abs(z - project(fixed_x - shift)) / scale, axis=-1)
         residual = tf.maximum(residual, 0)  # of a row without entries
-        residual = tf.where(tf.math.is_finite(r), residual, tf.cast(float("inf"), residual.dtype))
+        known = tf.math.is_finite(r) & ~tf.math.is_nan(value)
+        residual = tf.where(known, residual, tf.cast(float("inf"), residual.dtype))
         return value, shift / scale + gap, residual
 
     if projection is None:

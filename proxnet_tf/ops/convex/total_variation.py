@@ -13,7 +13,7 @@ are closed under composition, so that blocks of the chain can be worked through 
 import tensorflow as tf
 
 from proxnet_tf.ops.convex import chain
-from proxnet_tf.ops.convex.sets import nan_where, symmetric_map
+from proxnet_tf.ops.convex.sets import nan_where, symmetric_map, without_nan
 from proxnet_tf.ops.linear.number import inverse
 
 
@@ -52,11 +52,12 @@ def prox_total_variation(
     def solve(x: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, chain.Linear]:
         rows, t = chain.as_rows(x), inverse(lam, x.dtype)
         valid = None if mask is None else tf.reshape(mask, tf.shape(rows))
-        cut, jump = _cuts(tf.stop_gradient(rows), tf.stop_gradient(t), valid)
+        known, nan = without_nan(tf.stop_gradient(rows), valid)
+        cut, jump = _cuts(known, tf.stop_gradient(t), valid)
         pieces = chain.Pieces(cut)
         # Where z is cut does not vary with x: only the constants carry a gradient.
         pulled = chain.fold(rows) + (chain.later(jump, 0.0) - jump) * t
-        z = tf.reshape(chain.unfold(pieces.mean(pulled), rows), tf.shape(x))
+        z = tf.reshape(chain.unfold(pieces.mean(pulled), rows) + nan, tf.shape(x))
 
         def jacobian(y: tf.Tensor) -> tf.Tensor:
             flat = tf.reshape(y, tf.shape(rows))

@@ -1,14 +1,17 @@
-"""The adjoint of one step of a proximal LSTM: the one place where it is contracted.
+"""The adjoint of one step of a proximal gated cell: the one place where it is contracted.
 
 For a cotangent dc of c in (6), with a and w the c and u of (7) for dc in the place of s (paper,
 eq. ell_s and ell_G),
 
     ds = a,    dJ = -(a u^T + c w^T).                              (8)
 
-With J of (9) this becomes, o the elementwise product and k = i, f, g,
+With J of (9) this becomes, o the elementwise product,
 
     d slopes_k = -(a o (u K_k) + c o (w K_k)),
     dK_k = -(u (slopes_k o a)^T + w (slopes_k o c)^T).
+
+Where there is a coupling U_n, in the second term a and c become (slopes_3 o a) U_n^T and
+(slopes_3 o c) U_n^T, and U_n and slopes_3 have cotangents of this term.
 """
 
 from collections.abc import Sequence
@@ -17,60 +20,80 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from proxnet_tf.ops.linear.report import Observer, Report
+from proxnet_tf.ops.recurrent.equations import GATES, Coupling, Equations
 from proxnet_tf.ops.recurrent.implicit import Explained, Tensors, implicit_state, with_gradient
 from proxnet_tf.ops.recurrent.solve import CG, Solved, Solver
-from proxnet_tf.ops.recurrent.step import (
-    GATES,
-    TANH_SIGMOID,
-    GateKernels,
-    LSTMOptions,
-    lstm_gates,
-    lstm_step,
-    side_by_side,
-    solve_gates,
-    value_slope_curvature,
-)
+from proxnet_tf.ops.recurrent.step import GateKernels, cell_step, solve_gates, third_of
 
 
 def slopes_cotangent(
-    a: tf.Tensor, products_w: tf.Tensor, c: tf.Tensor, products_u: tf.Tensor
+    kernels: GateKernels,
+    slopes: tf.Tensor,
+    a: tf.Tensor,
+    products_w: tf.Tensor,
+    c: tf.Tensor,
+    products_u: tf.Tensor,
 ) -> tf.Tensor:
     """d slopes, (batch, 3 units), from the products w K_k and u K_k side by side."""
-    return -(side_by_side(a) * products_u + side_by_side(c) * products_w)
+    d_slopes = kernels.back(slopes, a) * products_u + kernels.back(slopes, c) * products_w
+    if kernels.coupling is not None:
+        before = before_coupling(slopes, products_u, products_w)
+        u, w = (x @ kernels.coupling.kernel for x in before)
+        d_slopes += tf.pad(a * u + c * w, [[0, 0], [2 * a.shape[-1], 0]])
+    return -d_slopes
+
+
+def before_coupling(slopes: tf.Tensor, *products: tf.Tensor) -> list[tf.Tensor]:
+    """slopes_2 o (v K_2), which U_n multiplies, from the products of some v."""
+    return [tf.split(slopes * x, GATES, axis=-1)[1] for x in products]
+
+
+def coupling_cotangent(coupled: tf.Tensor, *cotangents: tf.Tensor) -> tf.Tensor:
+    """The gradient of U_n, (units, units).
+
+    Args:
+        coupled: what U_n multiplies, side by side, (rows, units) for each of the next.
+        cotangents: (rows, 3 units), whose third gate has what comes back.
+    """
+    factors = zip(tf.split(coupled, len(cotangents), axis=-1), cotangents, strict=True)
+    return tf.add_n([tf.matmul(x, third_of(t), transpose_a=True) for x, t in factors])
 
 
 def kernel_cotangent(
     kernels: GateKernels,
     sqrt_rho: tf.Tensor,
+    width: int,
     slopes_a: tf.Tensor,
     w: tf.Tensor,
     slopes_c: tf.Tensor,
     u: tf.Tensor,
 ) -> tf.Tensor:
-    """The part of J in the gradient of the input kernel, (features, 4 units).
+    """The part of J in the gradient of the input kernel, (features, `width`).
 
     Args:
         kernels: of (9), made of the input kernel.
         sqrt_rho: the factor between the two.
-        slopes_a: slopes o [a a a], (rows, 3 units); the rows are summed over.
+        width: of the input kernel.
+        slopes_a: see `StepCotangent`, (rows, 3 units); the rows are summed over.
         w: of (8), (rows, features).
-        slopes_c: slopes o [c c c].
+        slopes_c: see `StepCotangent`.
         u: of (8).
     """
     d_gates = -sqrt_rho * (kernels.outer(u, slopes_a) + kernels.outer(w, slopes_c))
-    return tf.pad(d_gates, [[0, 0], [0, d_gates.shape[-1] // GATES]])
+    return tf.pad(d_gates, [[0, 0], [0, width - d_gates.shape[-1]]])
 
 
 class StepCotangent(NamedTuple):
     """What `step_cotangent` finds.
 
     Attributes:
-        z: cotangent of the pre-activations, (batch, 4 units).
+        z: cotangent of the pre-activations.
         c_prev: cotangent of the previous state, (batch, units).
         w: u of (7) for the cotangent of c, (batch, features).
-        slopes_a: slopes o [a a a], (batch, 3 units).
-        slopes_c: slopes o [c c c].
+        slopes_a: slopes o [a a a], or with (slopes_3 o a) U_n^T in the middle, (batch, 3 units).
+        slopes_c: the same of c.
         report: how well the linear system was solved.
+        coupled: what U_n multiplies in s, in -J u and in -J w, (batch, 3 units), or `None`.
     """
 
     z: tf.Tensor
@@ -79,6 +102,7 @@ class StepCotangent(NamedTuple):
     slopes_a: tf.Tensor
     slopes_c: tf.Tensor
     report: Report
+    coupled: tf.Tensor | None
 
 
 def step_cotangent(
@@ -89,9 +113,9 @@ def step_cotangent(
     dh: tf.Tensor,
     dc: tf.Tensor,
     kernels: GateKernels,
-    options: LSTMOptions,
+    equations: Equations,
 ) -> StepCotangent:
-    """The cotangents of `lstm_step`, but that of the kernels: see `kernel_cotangent`.
+    """The cotangents of `cell_step`, but those of kernels: see the functions above.
 
     Args:
         z, c_prev: the arguments of the step.
@@ -99,51 +123,32 @@ def step_cotangent(
         products_u: `products` of its solution, (batch, 3 units).
         dh, dc: cotangents of h and c, (batch, units).
         kernels: (9).
-        options: activations and solver.
+        equations: of the cell.
     """
-    units = c_prev.shape[-1]
-    z_if, z_g, z_o = tf.split(z, [2 * units, units, units], axis=-1)
-    i_and_f, d_if, dd_if = value_slope_curvature(options.recurrent_activation, z_if)
-    g, dg, ddg = value_slope_curvature(options.activation, z_g)
-    o, do, _ = value_slope_curvature(options.recurrent_activation, z_o)
-    i, f = tf.split(i_and_f, 2, axis=-1)
-    di, df = tf.split(d_if, 2, axis=-1)
-    factors = tf.concat([g, c_prev, i], axis=-1)
-    slopes = factors * tf.concat([d_if, dg], axis=-1)  # also ds/dz
-    y, dy, _ = value_slope_curvature(
-        options.activation, c if options.output_from_prox else f * c_prev + i * g
-    )
-    from_h = dh * o * dy
-    solved = solve_gates(
-        dc + from_h if options.output_from_prox else dc, slopes, kernels, options.solver
-    )
+    adjoint = equations.adjoint(z, c_prev, c, dh, kernels.coupling)
+    from_h, slopes, from_prox = adjoint.from_output, adjoint.slopes, equations.output_from_prox
+    solved = solve_gates(dc + from_h if from_prox else dc, slopes, kernels, equations.solver)
     a = solved.c
-    ds = a if options.output_from_prox else a + from_h
-    d_slopes = slopes_cotangent(a, solved.products, c, products_u)
-    d_slope_i, d_slope_f, d_slope_g = tf.split(d_slopes, 3, axis=-1)
-    cross = di * dg  # slope_i depends on g, and slope_g on i
-    dz = side_by_side(ds) * slopes + d_slopes * factors * tf.concat([dd_if, ddg], axis=-1)
-    dz_i, dz_f, dz_g = tf.split(dz, 3, axis=-1)
-    dz = [dz_i + d_slope_g * cross, dz_f, dz_g + d_slope_i * cross, dh * y * do]
-    return StepCotangent(
-        tf.concat(dz, axis=-1),
-        ds * f + d_slope_f * df,
-        solved.u,
-        slopes * side_by_side(a),
-        slopes * side_by_side(c),
-        solved.report,
-    )
+    ds = a if from_prox else a + from_h
+    d_slopes = slopes_cotangent(kernels, slopes, a, solved.products, c, products_u)
+    dz, dc_prev = adjoint.finish(ds, d_slopes)
+    coupled = None
+    if kernels.coupling is not None:
+        u, w = before_coupling(slopes, products_u, solved.products)
+        coupled = tf.concat([adjoint.coupled, -u, -w], axis=-1)
+    slopes_a, slopes_c = (slopes * kernels.back(slopes, t) for t in (a, c))
+    return StepCotangent(dz, dc_prev, solved.u, slopes_a, slopes_c, solved.report, coupled)
 
 
 def prox_state(
     s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: Solver = CG
 ) -> tf.Tensor:
-    """The proximal state (6) of an LSTM, differentiable to every order.
+    """The proximal state (6) of a gated cell, differentiable to every order.
 
     Args:
-        s: the new cell state, (batch, units).
+        s: the new state, (batch, units).
         slopes: (9), (batch, 3 units).
-        kernels: (9); gradients go to its `kernel`.
+        kernels: (9); gradients go to its `kernel` and to the kernel of its coupling.
         solver: how the system is solved.
 
     Returns:
@@ -152,11 +157,16 @@ def prox_state(
     if solver.method == "cholesky":
         return solve_gates(s, slopes, kernels, solver).c
 
+    def of(inputs: Tensors, scale: tf.Tensor | None) -> tuple[tf.Tensor, GateKernels]:
+        slopes, kernel, *coupling = inputs
+        return slopes, GateKernels(kernel, None, scale, Coupling(*coupling) if coupling else None)
+
     def solve(inputs: Tensors, scale: tf.Tensor | None, rhs: tf.Tensor) -> Solved:
-        return solve_gates(rhs, inputs[0], GateKernels(inputs[1], scale=scale), solver)
+        return solve_gates(rhs, *of(inputs, scale), solver)
 
     def transpose(inputs: Tensors, scale: tf.Tensor | None, c: tf.Tensor) -> tf.Tensor:
-        return GateKernels(inputs[1], scale=scale).transpose(inputs[0] * side_by_side(c))
+        slopes, gates = of(inputs, scale)
+        return gates.transpose(slopes * gates.back(slopes, c))
 
     def contract(
         inputs: Tensors,
@@ -166,62 +176,98 @@ def prox_state(
         c: tf.Tensor,
         u: tf.Tensor,
     ) -> Tensors:
-        slopes, gates = inputs[0], GateKernels(inputs[1], scale=scale)
-        d_slopes = slopes_cotangent(a, gates.products(w), c, gates.products(u))
-        slopes_a, slopes_c = slopes * side_by_side(a), slopes * side_by_side(c)
-        return d_slopes, -(gates.outer(u, slopes_a) + gates.outer(w, slopes_c))
+        slopes, gates = of(inputs, scale)
+        products = gates.products(u), gates.products(w)
+        d_slopes = slopes_cotangent(gates, slopes, a, products[1], c, products[0])
+        slopes_a, slopes_c = (slopes * gates.back(slopes, t) for t in (a, c))
+        d_kernel = -(gates.outer(u, slopes_a) + gates.outer(w, slopes_c))
+        if gates.coupling is None:
+            return d_slopes, d_kernel
+        coupled = -tf.concat(before_coupling(slopes, *products), axis=-1)
+        return d_slopes, d_kernel, coupling_cotangent(coupled, slopes_a, slopes_c)
 
     inputs = [slopes, kernels.kernel]
+    if kernels.coupling is not None:
+        inputs.append(kernels.coupling.kernel)
     return implicit_state(inputs, s, kernels.scale, solve, transpose, contract)[0]
 
 
 def composed_step(
-    z: tf.Tensor, c_prev: tf.Tensor, kernels: GateKernels, options: LSTMOptions
+    z: tf.Tensor, c_prev: tf.Tensor, kernels: GateKernels, equations: Equations
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """h and c of one step by differentiable operations."""
-    s, o, slopes = lstm_gates(z, c_prev, options)
-    c = prox_state(s, slopes, kernels, options.solver)
-    return o * options.activation(c if options.output_from_prox else s), c
+    s, slopes, gate = equations.new_state(z, c_prev, kernels.coupling)
+    c = prox_state(s, slopes, kernels, equations.solver)
+    return equations.output(c if equations.output_from_prox else s, gate), c
 
 
-def _step(tensors: Tensors, constants: Sequence[Any], options: LSTMOptions) -> Explained:
-    z, c_prev, kernel = tensors
-    h, solved = lstm_step(z, c_prev, GateKernels.of(kernel, *constants), options)
+def with_coupling(
+    arguments: Tensors, number: int, equations: Equations
+) -> tuple[Tensors, tf.Tensor | None, Tensors]:
+    """The first `number` tensors, the kernel of the coupling or `None`, and what comes after."""
+    after = number + equations.coupled
+    return arguments[:number], arguments[number] if equations.coupled else None, arguments[after:]
+
+
+def gate_kernels(
+    kernel: tf.Tensor,
+    u_n: tf.Tensor | None,
+    constants: Sequence[Any],
+    equations: Equations,
+) -> GateKernels:
+    """(9) from sqrt(rho), the dropout mask of the input and, if any, that of the coupling."""
+    sqrt_rho, scale, *coupling_scale = constants
+    coupling = None if u_n is None else Coupling(u_n, *coupling_scale)
+    return GateKernels.of(kernel, equations.blocks, sqrt_rho, scale, coupling)
+
+
+def _step(tensors: Tensors, constants: Sequence[Any], equations: Equations) -> Explained:
+    (z, c_prev, kernel), u_n, _ = with_coupling(tensors, 3, equations)
+    kernels = gate_kernels(kernel, u_n, constants, equations)
+    h, solved = cell_step(z, c_prev, kernels, equations)
     return Explained((h, solved.c), (solved.c, solved.u, solved.products), solved.report)
 
 
-def _step_gradient(tensors: Tensors, constants: Sequence[Any], options: LSTMOptions) -> Explained:
-    z, c_prev, kernel, dh, dc, c, u, products_u = tensors
-    kernels = GateKernels.of(kernel, *constants)
-    found = step_cotangent(z, c_prev, c, products_u, dh, dc, kernels, options)
-    d_kernel = kernel_cotangent(kernels, constants[0], found.slopes_a, found.w, found.slopes_c, u)
-    return Explained((found.z, found.c_prev, d_kernel), (), found.report)
+def _step_gradient(tensors: Tensors, constants: Sequence[Any], equations: Equations) -> Explained:
+    (z, c_prev, kernel), u_n, others = with_coupling(tensors, 3, equations)
+    dh, dc, c, u, products_u = others
+    kernels = gate_kernels(kernel, u_n, constants, equations)
+    found = step_cotangent(z, c_prev, c, products_u, dh, dc, kernels, equations)
+    d_kernel = kernel_cotangent(
+        kernels, constants[0], kernel.shape[-1], found.slopes_a, found.w, found.slopes_c, u
+    )
+    values = [found.z, found.c_prev, d_kernel]
+    if u_n is not None:
+        values.append(coupling_cotangent(found.coupled, found.z, found.slopes_a, found.slopes_c))
+    return Explained(values, (), found.report)
 
 
-def _composed(tensors: Tensors, constants: Sequence[Any], options: LSTMOptions) -> Tensors:
-    z, c_prev, kernel = tensors
-    return composed_step(z, c_prev, GateKernels.of(kernel, *constants), options)
+def _composed(tensors: Tensors, constants: Sequence[Any], equations: Equations) -> Tensors:
+    (z, c_prev, kernel), u_n, _ = with_coupling(tensors, 3, equations)
+    return composed_step(z, c_prev, gate_kernels(kernel, u_n, constants, equations), equations)
 
 
-def prox_lstm_step(
+def prox_step(
     z: tf.Tensor,
     c_prev: tf.Tensor,
     kernel: tf.Tensor,
     sqrt_rho: tf.Tensor,
+    equations: Equations,
     scale: tf.Tensor | None = None,
-    options: LSTMOptions = TANH_SIGMOID,
+    coupling: Coupling | None = None,
     observer: Observer | None = None,
     jit_compile: bool = False,
 ) -> tuple[tf.Tensor, tf.Tensor, Report]:
-    """One time step from the pre-activations z = x W + h U + b, differentiable to every order.
+    """One time step from the pre-activations, differentiable to every order.
 
     Args:
-        z: (batch, 4 units), gates in the order i, f, g, o of Keras.
+        z: the pre-activations, see `Equations`.
         c_prev: the previous proximal state, (batch, units).
-        kernel: the input kernel W, (features, 4 units).
+        kernel: the input kernel W, (features, blocks * units).
         sqrt_rho: delta / sqrt(lam), a constant of the map: no gradient.
+        equations: of the cell.
         scale: the dropout mask of the input or `None`, see `GateKernels`.
-        options: activations and solver.
+        coupling: where the cell has one.
         observer: sees the report of the gradient's solve.
         jit_compile: compile the step and its gradient by XLA.
 
@@ -232,9 +278,9 @@ def prox_lstm_step(
         _step,
         _step_gradient,
         _composed,
-        [z, c_prev, kernel],
-        [sqrt_rho, scale],
-        options,
+        [z, c_prev, kernel] if coupling is None else [z, c_prev, kernel, coupling.kernel],
+        [sqrt_rho, scale, None if coupling is None else coupling.scale],
+        equations,
         observer,
         jit_compile,
     )

@@ -1,4 +1,4 @@
-"""The proximal LSTM over a whole sequence, with the gradient through time written out."""
+"""A proximal gated cell over a whole sequence, with the gradient through time written out."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -6,16 +6,24 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from proxnet_tf.ops.linear.report import Observer, Report
-from proxnet_tf.ops.recurrent.cotangent import composed_step, kernel_cotangent, step_cotangent
+from proxnet_tf.ops.recurrent.cotangent import (
+    composed_step,
+    coupling_cotangent,
+    gate_kernels,
+    kernel_cotangent,
+    step_cotangent,
+    with_coupling,
+)
+from proxnet_tf.ops.recurrent.equations import GATES, Equations
 from proxnet_tf.ops.recurrent.implicit import Explained, Tensors, with_gradient
-from proxnet_tf.ops.recurrent.step import GATES, TANH_SIGMOID, GateKernels, LSTMOptions, lstm_step
+from proxnet_tf.ops.recurrent.step import cell_step
 
 
-class LSTMStates(NamedTuple):
-    """States of a proximal LSTM over a sequence.
+class States(NamedTuple):
+    """States of a proximal cell over a sequence.
 
     Attributes:
-        hidden: h of every step, (time, batch, units); carried over masked steps.
+        hidden: the output h of every step, (time, batch, units); repeated at masked steps.
         carry: c after the last step, (batch, units).
         report: how well each step's problem was solved, (time, batch); masked steps count as
             solved.
@@ -26,7 +34,7 @@ class LSTMStates(NamedTuple):
     report: Report
 
 
-def prox_lstm(
+def prox_sequence(
     inputs: tf.Tensor,
     hidden: tf.Tensor,
     carry: tf.Tensor,
@@ -34,13 +42,14 @@ def prox_lstm(
     recurrent_kernel: tf.Tensor,
     bias: tf.Tensor,
     sqrt_rho: tf.Tensor,
-    options: LSTMOptions = TANH_SIGMOID,
+    equations: Equations,
     mask: tf.Tensor | None = None,
     scale: tf.Tensor | None = None,
+    u_n: tf.Tensor | None = None,
     observer: Observer | None = None,
     jit_compile: bool = False,
-) -> LSTMStates:
-    """A proximal LSTM over a whole sequence, differentiable to every order.
+) -> States:
+    """A proximal gated cell over a whole sequence, differentiable to every order.
 
     In the first derivative, written out, the loop over time holds only what depends on later
     steps; the weights' gradients are products over all steps at once. Higher derivatives
@@ -48,15 +57,17 @@ def prox_lstm(
 
     Args:
         inputs: (time, batch, features).
-        hidden: h before the first step, (batch, units).
+        hidden: h before the first step, (batch, units). Where the output is not fed back, what
+            masked steps before the first valid one repeat.
         carry: c before the first step, (batch, units).
-        kernel: (features, 4 units), gates in the order i, f, g, o of Keras.
-        recurrent_kernel: (units, 4 units).
-        bias: (4 units,).
+        kernel: (features, blocks * units), see `Equations`.
+        recurrent_kernel: (units, blocks * units), without the last block where that is `u_n`.
+        bias: of the pre-activations.
         sqrt_rho: delta / sqrt(lam), a constant of the map: no gradient.
-        options: activations and solver.
+        equations: of the cell.
         mask: boolean (time, batch), false where the states are carried over.
         scale: the dropout mask of the inputs, (batch, features), the same at every step.
+        u_n: the kernel of the coupling, where the cell has one.
         observer: sees the report, (time, batch), of the solves in the first derivative.
         jit_compile: compile both loops by XLA, once for every shape of the inputs.
 
@@ -70,13 +81,13 @@ def prox_lstm(
         _scan,
         _scan_gradient,
         _composed_scan,
-        [inputs, hidden, carry, kernel, recurrent_kernel, bias],
+        [inputs, hidden, carry, kernel, recurrent_kernel, bias, *([] if u_n is None else [u_n])],
         [sqrt_rho, mask, scale],
-        options,
+        equations,
         observer,
         jit_compile,
     )
-    return LSTMStates(hidden, carry, report)
+    return States(hidden, carry, report)
 
 
 def _length(x: tf.Tensor) -> Any:
@@ -107,14 +118,18 @@ def _for_results(steps: Any, *like: tf.Tensor) -> tuple[tf.TensorArray, ...]:
 
 
 def _project(
-    x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, scale: tf.Tensor | None
+    x: tf.Tensor,
+    kernel: tf.Tensor,
+    bias: tf.Tensor,
+    scale: tf.Tensor | None,
+    equations: Equations,
 ) -> tf.Tensor:
-    """x W + b for all steps at once."""
-    return tf.tensordot(x if scale is None else x * scale, kernel, 1) + bias
+    """What the input and the bias have in the pre-activations, for all steps at once."""
+    return equations.from_input(tf.tensordot(x if scale is None else x * scale, kernel, 1)) + bias
 
 
-def _report(residual: tf.Tensor, iterations: tf.Tensor, options: LSTMOptions) -> Report:
-    tolerance = options.solver.tolerance_for(residual.dtype)
+def _report(residual: tf.Tensor, iterations: tf.Tensor, equations: Equations) -> Report:
+    tolerance = equations.solver.tolerance_for(residual.dtype)
     return Report(residual, iterations, residual <= tf.cast(tolerance, residual.dtype))
 
 
@@ -123,18 +138,20 @@ def _rows(x: tf.Tensor) -> tf.Tensor:
 
 
 def _composed_scan(
-    arguments: Tensors, constants: Sequence[tf.Tensor | None], options: LSTMOptions
+    arguments: Tensors, constants: Sequence[tf.Tensor | None], equations: Equations
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """`prox_lstm` by a loop over `composed_step`, for a tape to differentiate."""
-    x, hidden, carry, kernel, recurrent_kernel, bias = arguments
+    """`prox_sequence` by a loop over `composed_step`, for a tape to differentiate."""
+    (x, hidden, carry, kernel, recurrent_kernel, bias), u_n, _ = with_coupling(
+        arguments, 6, equations
+    )
     sqrt_rho, mask, scale = constants
-    steps, kernels = _length(x), GateKernels.of(kernel, sqrt_rho, scale)
-    inputs = _unstack(_project(x, kernel, bias, scale), mask)
+    steps, kernels = _length(x), gate_kernels(kernel, u_n, (sqrt_rho, scale), equations)
+    inputs = _unstack(_project(x, kernel, bias, scale, equations), mask)
 
     def step(t: tf.Tensor, h: tf.Tensor, c: tf.Tensor, hiddens: tf.TensorArray) -> Any:
         z, valid = _read(inputs, t)
-        z += h @ recurrent_kernel
-        h_new, c_new = composed_step(z, c, kernels, options)
+        z += equations.from_recurrent((h if equations.feeds_output else c) @ recurrent_kernel)
+        h_new, c_new = composed_step(z, c, kernels, equations)
         if valid is not None:
             h_new, c_new = tf.where(valid, h_new, h), tf.where(valid, c_new, c)
         return t + 1, h_new, c_new, hiddens.write(t, h_new)
@@ -149,19 +166,21 @@ def _composed_scan(
 
 
 def _scan(
-    arguments: Tensors, constants: Sequence[tf.Tensor | None], options: LSTMOptions
+    arguments: Tensors, constants: Sequence[tf.Tensor | None], equations: Equations
 ) -> Explained:
     """The states, and what `_scan_gradient` needs of the forward pass."""
-    x, hidden, carry, kernel, recurrent_kernel, bias = arguments
+    (x, hidden, carry, kernel, recurrent_kernel, bias), u_n, _ = with_coupling(
+        arguments, 6, equations
+    )
     sqrt_rho, mask, scale = constants
-    steps, kernels = _length(x), GateKernels.of(kernel, sqrt_rho, scale)
-    z = _project(x, kernel, bias, scale)
+    steps, kernels = _length(x), gate_kernels(kernel, u_n, (sqrt_rho, scale), equations)
+    z = _project(x, kernel, bias, scale, equations)
     inputs = _unstack(z, mask)
 
     def step(t: tf.Tensor, h: tf.Tensor, c: tf.Tensor, most: tf.Tensor, arrays: Any) -> Any:
         z, valid = _read(inputs, t)
-        z += h @ recurrent_kernel
-        h_new, solved = lstm_step(z, c, kernels, options, valid)
+        z += equations.from_recurrent((h if equations.feeds_output else c) @ recurrent_kernel)
+        h_new, solved = cell_step(z, c, kernels, equations, valid)
         c_new = solved.c
         if valid is not None:
             h_new, c_new = tf.where(valid, h_new, h), tf.where(valid, c_new, c)
@@ -179,19 +198,19 @@ def _scan(
     )
     hiddens, carries, z, u, products, residual = (a.stack() for a in arrays)
     residuals = (hiddens, carries, z, u, products)
-    return Explained((hiddens, carry), residuals, _report(residual, iterations, options))
+    return Explained((hiddens, carry), residuals, _report(residual, iterations, equations))
 
 
 def _scan_gradient(
-    tensors: Tensors, constants: Sequence[tf.Tensor | None], options: LSTMOptions
+    tensors: Tensors, constants: Sequence[tf.Tensor | None], equations: Equations
 ) -> Explained:
-    """The cotangents of the first six arguments."""
-    x, hidden, carry, kernel, recurrent_kernel, _, d_hiddens, d_carry, *saved = tensors
+    """The cotangents of the arguments."""
+    arguments, u_n, (d_hiddens, d_carry, *saved) = with_coupling(tensors, 6, equations)
+    x, hidden, carry, kernel, recurrent_kernel, _ = arguments
     hiddens, carries, z, u, products = saved
     sqrt_rho, mask, scale = constants
-    steps, kernels = _length(x), GateKernels.of(kernel, sqrt_rho, scale)
+    steps, kernels = _length(x), gate_kernels(kernel, u_n, (sqrt_rho, scale), equations)
     c_prev = tf.concat([carry[None], carries[:-1]], 0)
-    h_prev = tf.concat([hidden[None], hiddens[:-1]], 0)
     inputs = _unstack(d_hiddens, z, c_prev, carries, products, mask)
     recurrent_t = tf.transpose(recurrent_kernel)
 
@@ -203,34 +222,51 @@ def _scan_gradient(
         if valid is not None:
             dh_in = tf.where(valid, dh, tf.zeros_like(dh))
             dc_in = tf.where(valid, dc, tf.zeros_like(dc))
-        found = step_cotangent(z, c_prev, c, products, dh_in, dc_in, kernels, options)
-        dh_prev, dc_prev = found.z @ recurrent_t, found.c_prev
+        found = step_cotangent(z, c_prev, c, products, dh_in, dc_in, kernels, equations)
+        d_fed, dc_prev = equations.to_recurrent(found.z) @ recurrent_t, found.c_prev
+        if equations.feeds_output:
+            dh_prev = d_fed
+        else:
+            dh_prev, dc_prev = tf.zeros_like(dh), dc_prev + d_fed
         if valid is not None:
             dh_prev, dc_prev = tf.where(valid, dh_prev, dh), tf.where(valid, dc_prev, dc)
-        results = (found.z, found.w, found.slopes_a, found.slopes_c, found.report.residual)
+        results = [found.z, found.w, found.slopes_a, found.slopes_c, found.report.residual]
+        if u_n is not None:
+            results.append(found.coupled)
         most = tf.maximum(most, found.report.iterations)
         return n + 1, dh_prev, dc_prev, most, _write(arrays, t, *results)
 
-    arrays = _for_results(steps, z[0], x[0], products[0], products[0], z[0, :, 0])
+    like = [z[0], x[0], products[0], products[0], z[0, :, 0]]
+    if u_n is not None:
+        like.append(products[0])
+    arrays = _for_results(steps, *like)
     _, dh, dc, iterations, arrays = tf.while_loop(
         lambda n, *_: n < steps,
         step,
         (tf.constant(0), tf.zeros_like(hidden), d_carry, tf.constant(0), arrays),
         maximum_iterations=steps,
     )
-    dz, w, slopes_a, slopes_c, residual = (array.stack() for array in arrays)
+    dz, w, slopes_a, slopes_c, residual, *coupled = (array.stack() for array in arrays)
+    d_coupling = [
+        coupling_cotangent(*(_rows(t) for t in (factors, dz, slopes_a, slopes_c)))
+        for factors in coupled
+    ]
+    if equations.feeds_output:
+        fed = tf.concat([hidden[None], hiddens[:-1]], 0)
+    else:
+        fed = c_prev
+    d_recurrent = tf.matmul(_rows(fed), equations.to_recurrent(_rows(dz)), transpose_a=True)
+    dz, d_bias = equations.to_input(dz), tf.reduce_sum(_rows(dz), axis=0)
     dx = tf.tensordot(dz, tf.transpose(kernel), 1)
     if scale is not None:
         all_scales = tf.reshape(tf.broadcast_to(scale, tf.shape(x)), [-1, x.shape[-1]])
         kernels = kernels._replace(scale=all_scales)
         dx, x = dx * scale, x * scale
+    d_kernel = tf.matmul(_rows(x), _rows(dz), transpose_a=True)
     rows = (_rows(t) for t in (slopes_a, w, slopes_c, u))
-    dz = _rows(dz)
-    d_kernel = tf.matmul(_rows(x), dz, transpose_a=True)
-    d_kernel += kernel_cotangent(kernels, sqrt_rho, *rows)
-    d_recurrent = tf.matmul(_rows(h_prev), dz, transpose_a=True)
+    d_kernel += kernel_cotangent(kernels, sqrt_rho, kernel.shape[-1], *rows)
     return Explained(
-        (dx, dh, dc, d_kernel, d_recurrent, tf.reduce_sum(dz, axis=0)),
+        (dx, dh, dc, d_kernel, d_recurrent, d_bias, *d_coupling),
         (),
-        _report(residual, iterations, options),
+        _report(residual, iterations, equations),
     )

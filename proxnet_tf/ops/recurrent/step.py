@@ -1,77 +1,64 @@
-"""One step of a proximal LSTM, matrix-free (Li, Ma, Zhang, 2020, section 4).
+"""One step of a proximal gated cell, matrix-free (Li, Ma, Zhang, 2020, section 4).
 
 Equations (6) and (7) stand in `solve.py`, (8) in `cotangent.py`. Here J v is
 
-    J v = sum_k slopes_k o (v K_k),   K_k = sqrt(rho) W_k,   k = i, f, g,
-    slopes = [g o i', c_prev o f', i o g'],                              (9)
+    J v = sum_k slopes_k o (v K_k),   K_k = sqrt(rho) W_k,                              (9)
 
-where i' is the derivative of the gate i in its pre-activation: one product with [K_i K_f K_g], a
-scaling and a sum. Gates stand in the order i, f, g, o of Keras everywhere; the first three make
-the state.
+where k runs over the three gates that make the state, W_k is the input kernel of a gate, and
+slopes_k is the derivative of the new state in the gate's pre-activation, elementwise: one product
+with the K_k side by side, a scaling and a sum. The slopes stand in `lstm.py` and `gru.py`. In a
+GRU whose reset gate acts before its recurrent kernel U_n, the second of the three terms is
+
+    slopes_3 o ((slopes_2 o (v K_2)) U_n).
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from proxnet_tf.ops.recurrent.solve import CG, Solved, Solver, solve_by_products, solve_dense
-
-Activation = Callable[[tf.Tensor], tf.Tensor]
-GATES = 3  # i, f and g make the state; o does not
-
-
-class LSTMOptions(NamedTuple):
-    """What is fixed in a proximal LSTM besides its weights.
-
-    Attributes:
-        activation: elementwise, of the candidate g and of the output.
-        recurrent_activation: elementwise, of the gates i, f, o.
-        output_from_prox: h = o o activation(c) instead of o o activation(s).
-        solver: how (7) is solved.
-    """
-
-    activation: Activation = tf.tanh
-    recurrent_activation: Activation = tf.sigmoid
-    output_from_prox: bool = False
-    solver: Solver = CG
+from proxnet_tf.ops.recurrent.equations import (
+    GATES,
+    Coupling,
+    Equations,
+    side_by_side,
+    sum_gates,
+)
+from proxnet_tf.ops.recurrent.solve import Solved, Solver, solve_by_products, solve_dense
 
 
-TANH_SIGMOID = LSTMOptions()
-
-
-def side_by_side(x: tf.Tensor) -> tf.Tensor:
-    """[x, x, x]: the same for every gate, (..., 3 units)."""
-    return tf.concat([x] * GATES, axis=-1)
-
-
-def sum_gates(x: tf.Tensor) -> tf.Tensor:
-    """The transpose of `side_by_side`."""
-    i, f, g = tf.split(x, GATES, axis=-1)
-    return i + f + g
+def third_of(slopes: tf.Tensor) -> tf.Tensor:
+    """The part of the third gate."""
+    return slopes[..., 2 * (slopes.shape[-1] // GATES) :]
 
 
 class GateKernels(NamedTuple):
     """The linear part of J in (9): v -> v K_k for every gate, its transpose and its gradient.
 
     Attributes:
-        kernel: [K_i K_f K_g], (features, 3 units).
+        kernel: the K_k side by side, (features, 3 units).
         transposed: its transpose, or `None`; worth keeping where there are many products.
         scale: the dropout mask of the input: `None`, (batch, features), or one mask a gate,
             (batch, 3, features).
+        coupling: U_n, or `None`.
     """
 
     kernel: tf.Tensor
     transposed: tf.Tensor | None = None
     scale: tf.Tensor | None = None
+    coupling: Coupling | None = None
 
     @classmethod
     def of(
-        cls, kernel: tf.Tensor, sqrt_rho: tf.Tensor, scale: tf.Tensor | None = None
+        cls,
+        kernel: tf.Tensor,
+        blocks: int,
+        sqrt_rho: tf.Tensor,
+        scale: tf.Tensor | None = None,
+        coupling: Coupling | None = None,
     ) -> "GateKernels":
-        """From the input kernel of the layer, (features, 4 units)."""
-        gates = sqrt_rho * kernel[:, : GATES * (kernel.shape[-1] // 4)]
-        return cls(gates, tf.transpose(gates), scale)
+        """From the input kernel of the layer, (features, blocks * units)."""
+        gates = sqrt_rho * kernel[:, : GATES * (kernel.shape[-1] // blocks)]
+        return cls(gates, tf.transpose(gates), scale, coupling)
 
     @property
     def gate_scales(self) -> list[tf.Tensor] | None:
@@ -116,11 +103,28 @@ class GateKernels(NamedTuple):
         j = tf.reshape(slopes, [-1, GATES, kernels.shape[1], 1]) * kernels
         if self.scale is not None:
             j *= tf.reshape(self.scale, [-1, 1 if self.gate_scales is None else GATES, 1, features])
-        return tf.reduce_sum(j, axis=1)
+        if self.coupling is None:
+            return tf.reduce_sum(j, axis=1)
+        second = tf.matmul(self.coupling.kernel, j[:, 1], transpose_a=True)
+        return j[:, 0] + third_of(slopes)[..., None] * second + j[:, 2]
+
+    def through(self, slopes: tf.Tensor, products: tf.Tensor) -> tf.Tensor:
+        """J v from the slopes and the products of v, (batch, units)."""
+        if self.coupling is None:
+            return sum_gates(slopes * products)
+        first, second, third = tf.split(slopes * products, GATES, axis=-1)
+        return first + third_of(slopes) * (second @ self.coupling.kernel) + third
+
+    def back(self, slopes: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
+        """The transpose of `through` in the products but for the slopes, (batch, 3 units)."""
+        if self.coupling is None:
+            return side_by_side(t)
+        second = tf.matmul(third_of(slopes) * t, self.coupling.kernel, transpose_b=True)
+        return tf.concat([t, second, t], axis=-1)
 
 
 def solve_gates(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: Solver) -> Solved:
-    """Solves (7) for the Jacobian of an LSTM's gates.
+    """Solves (7) for the Jacobian of a cell's gates.
 
     Args:
         s: right-hand side, (batch, units).
@@ -136,58 +140,11 @@ def solve_gates(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: S
     return solve_by_products(
         s,
         product=kernels.products,
-        total=lambda products: sum_gates(slopes * products),
-        transpose=lambda t: kernels.transpose(slopes * side_by_side(t)),
+        total=lambda products: kernels.through(slopes, products),
+        transpose=lambda t: kernels.transpose(slopes * kernels.back(slopes, t)),
         solver=solver,
         width=slopes.shape[-1],
     )
-
-
-def value_and_slope(f: Activation, z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """f(z) and its derivative, elementwise, both differentiable."""
-    if f is tf.tanh:
-        y = tf.tanh(z)
-        return y, 1.0 - y * y
-    if f is tf.sigmoid:
-        y = tf.sigmoid(z)
-        return y, y - y * y
-    with tf.GradientTape() as tape:
-        tape.watch(z)
-        y = f(z)
-    return y, tape.gradient(y, z, unconnected_gradients="zero")
-
-
-def value_slope_curvature(f: Activation, z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """f(z), its first and its second derivative, elementwise."""
-    if f is tf.tanh:
-        y, dy = value_and_slope(f, z)
-        return y, dy, -2.0 * y * dy
-    if f is tf.sigmoid:
-        y, dy = value_and_slope(f, z)
-        return y, dy, dy * (1.0 - 2.0 * y)
-    with tf.GradientTape() as tape:
-        tape.watch(z)
-        y, dy = value_and_slope(f, z)
-    return y, dy, tape.gradient(dy, z, unconnected_gradients="zero")
-
-
-def lstm_gates(
-    z: tf.Tensor, c_prev: tf.Tensor, options: LSTMOptions
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """From the pre-activations: the new state s, the gate o and the slopes of (9).
-
-    Args:
-        z: (batch, 4 units).
-        c_prev: the previous proximal state, (batch, units).
-        options: activations.
-    """
-    units = c_prev.shape[-1]
-    z_if, z_g, z_o = tf.split(z, [2 * units, units, units], axis=-1)
-    i_and_f, d_if = value_and_slope(options.recurrent_activation, z_if)
-    i, f = tf.split(i_and_f, 2, axis=-1)
-    g, dg = value_and_slope(options.activation, z_g)
-    slopes = tf.concat([g, c_prev, i], axis=-1) * tf.concat([d_if, dg], axis=-1)
-    return f * c_prev + i * g, options.recurrent_activation(z_o), slopes
 
 
 class Step(NamedTuple):
@@ -202,24 +159,24 @@ class Step(NamedTuple):
     solved: Solved
 
 
-def lstm_step(
+def cell_step(
     z: tf.Tensor,
     c_prev: tf.Tensor,
     kernels: GateKernels,
-    options: LSTMOptions,
+    equations: Equations,
     valid: tf.Tensor | None = None,
 ) -> Step:
-    """One time step from the pre-activations z = x W + h U + b; `prox_lstm_step` differentiates.
+    """One time step from the pre-activations; `prox_step` differentiates.
 
     Args:
-        z: (batch, 4 units).
+        z: the pre-activations.
         c_prev: the previous proximal state, (batch, units).
         kernels: (9).
-        options: activations and solver.
+        equations: of the cell.
         valid: boolean (batch, 1); where false there is nothing to solve.
     """
-    s, o, slopes = lstm_gates(z, c_prev, options)
+    s, slopes, gate = equations.new_state(z, c_prev, kernels.coupling)
     if valid is not None:
         s = tf.where(valid, s, tf.zeros_like(s))
-    solved = solve_gates(s, slopes, kernels, options.solver)
-    return Step(o * options.activation(solved.c if options.output_from_prox else s), solved)
+    solved = solve_gates(s, slopes, kernels, equations.solver)
+    return Step(equations.output(solved.c if equations.output_from_prox else s, gate), solved)

@@ -97,6 +97,28 @@ def test_nan_makes_the_whole_vector_nan(name):
     np.testing.assert_allclose(dx[~lost], wanted[1][~lost], atol=1e-12)
 
 
+@pytest.mark.parametrize("name", sorted(set(OPERATORS) - set(ENTRYWISE)))
+def test_nan_on_processors_whose_minimum_and_maximum_drop_it(name, monkeypatch):
+    def dropping(combine):
+        def combined(a, b):
+            found = combine(a, b)
+            if not found.dtype.is_floating:
+                return found
+            a, b = (tf.broadcast_to(tf.cast(v, found.dtype), tf.shape(found)) for v in (a, b))
+            return tf.where(tf.math.is_nan(a), b, tf.where(tf.math.is_nan(b), a, found))
+
+        return combined
+
+    def largest(x, axis=None, keepdims=False, reduce=tf.reduce_max):
+        smallest = tf.cast(float("-inf"), x.dtype) if x.dtype.is_floating else 0
+        return reduce(tf.where(x != x, smallest, x), axis, keepdims)
+
+    monkeypatch.setattr(tf, "maximum", dropping(tf.maximum))
+    monkeypatch.setattr(tf, "minimum", dropping(tf.minimum))
+    monkeypatch.setattr(tf, "reduce_max", largest)
+    test_nan_makes_the_whole_vector_nan(name)
+
+
 @pytest.mark.parametrize("name", ["total_variation", "fused_lasso"])
 def test_nan_under_a_mask_changes_nothing(name):
     case = Case(name, 6)

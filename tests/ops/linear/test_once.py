@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf import Prox, ProxDropout, ProxLSTM, ProxLSTMCell, ProxRNNCell
+from proxnet_tf import Prox, ProxDropout, ProxGRU, ProxLSTM, ProxLSTMCell, ProxRNNCell
 from proxnet_tf.ops.linear.once import check_tapes, differentiable_once
 
 X = tf.random.stateless_normal((2, 3, 2), (0, 1), dtype=tf.float64)
@@ -14,6 +14,8 @@ GRU = keras.layers.GRUCell(3, dtype="float64")
 WITHOUT = {
     "layer": ProxLSTM(3, dtype="float64", jit_compile=False),
     "cell": keras.layers.RNN(ProxLSTMCell(3, dtype="float64"), dtype="float64"),
+    "GRU": ProxGRU(3, dtype="float64", jit_compile=False),
+    "GRU, reset before": ProxGRU(3, dtype="float64", reset_after=False, unroll=True),
     "any cell": keras.layers.RNN(ProxRNNCell(GRU, dtype="float64"), dtype="float64", unroll=True),
     "dropout": ProxDropout(dtype="float64"),
     "function": Prox(lambda z: tf.reduce_sum(z**4, -1), dtype="float64"),

@@ -5,9 +5,10 @@ import pytest
 import scipy.special
 import tensorflow as tf
 
-from proxnet_tf.ops.recurrent.cotangent import composed_step, prox_lstm_step, prox_state
+from proxnet_tf.ops.recurrent.cotangent import composed_step, prox_state, prox_step
+from proxnet_tf.ops.recurrent.lstm import TANH_SIGMOID, LSTMEquations
 from proxnet_tf.ops.recurrent.solve import CG, Solver
-from proxnet_tf.ops.recurrent.step import TANH_SIGMOID, GateKernels, LSTMOptions
+from proxnet_tf.ops.recurrent.step import GateKernels
 from tests.helpers import prox_lstm_reference as reference
 from tests.helpers.differences import central_difference
 from tests.ops.recurrent.cases import SIZES, check_second_derivative, dense_prox, gate_problem
@@ -76,12 +77,12 @@ STEPS = {
     "plain": (TANH_SIGMOID, None),
     "shared mask": (TANH_SIGMOID, "shared"),
     "a mask a gate": (TANH_SIGMOID, "gates"),
-    "output from prox": (LSTMOptions(output_from_prox=True), "gates"),
+    "output from prox": (LSTMEquations(output_from_prox=True), "gates"),
     "other activations": (
-        LSTMOptions(activation=tf.math.softplus, recurrent_activation=tf.math.erf),
+        LSTMEquations(activation=tf.math.softplus, recurrent_activation=tf.math.erf),
         None,
     ),
-    "dense": (LSTMOptions(solver=Solver("cholesky")), "shared"),
+    "dense": (LSTMEquations(solver=Solver("cholesky")), "shared"),
 }
 
 
@@ -96,7 +97,7 @@ def step_problem(scales, batch=3, features=4, units=2, seed=0):
 def step_of(options, scale, **more):
     sqrt_rho = tf.constant(RHO**0.5, tf.float64)
     scale = None if scale is None else tf.constant(scale)
-    return lambda *tensors: prox_lstm_step(*tensors, sqrt_rho, scale, options, **more)
+    return lambda *tensors: prox_step(*tensors, sqrt_rho, options, scale, **more)
 
 
 def expected_step(z, c_prev, kernel, options, scale):
@@ -154,7 +155,7 @@ def test_step_by_differentiable_operations(name):
     """What higher derivatives are taken of has the same values."""
     options, scales = STEPS[name]
     values, scale = step_problem(scales)
-    kernels = GateKernels.of(values[2], RHO**0.5, scale)
+    kernels = GateKernels.of(values[2], 4, RHO**0.5, scale)
     found = composed_step(*map(tf.constant, values[:2]), kernels, options)
     for left, right in zip(found, expected_step(*values, options, scale), strict=True):
         np.testing.assert_allclose(left, right, atol=1e-10)
@@ -190,7 +191,7 @@ def test_compiled_step_is_the_same():
 def test_both_solves_of_a_step_are_reported(bound, solved):
     """The residual bounds the error of c relative to s, and of a relative to the cotangent."""
     values, _ = step_problem(None, features=6, units=5)
-    options, seen = LSTMOptions(solver=Solver(tolerance=1e-9, max_iterations=bound)), []
+    options, seen = LSTMEquations(solver=Solver(tolerance=1e-9, max_iterations=bound)), []
     values[2] *= 5.0
     tensors = [tf.constant(v) for v in values]
     with tf.GradientTape() as tape:
@@ -219,5 +220,5 @@ def test_the_size_of_the_penalty_is_a_constant():
     sqrt_rho = tf.constant(1.0, tf.float64)
     with tf.GradientTape() as tape:
         tape.watch(sqrt_rho)
-        _, c, _ = prox_lstm_step(*map(tf.constant, values), sqrt_rho)
+        _, c, _ = prox_step(*map(tf.constant, values), sqrt_rho, TANH_SIGMOID)
     assert tape.gradient(c, sqrt_rho) is None

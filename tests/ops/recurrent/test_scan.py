@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.ops.recurrent.cotangent import prox_lstm_step
-from proxnet_tf.ops.recurrent.scan import prox_lstm
+from proxnet_tf.ops.recurrent.cotangent import prox_step
+from proxnet_tf.ops.recurrent.lstm import TANH_SIGMOID, LSTMEquations
+from proxnet_tf.ops.recurrent.scan import prox_sequence
 from proxnet_tf.ops.recurrent.solve import Solver
-from proxnet_tf.ops.recurrent.step import LSTMOptions
 from tests.helpers import prox_lstm_reference as reference
 from tests.helpers.differences import central_difference
 from tests.ops.recurrent.cases import check_second_derivative, sequence_problem
@@ -37,16 +37,16 @@ def variant(name):
     if settings.get("scale"):
         scale = rng.integers(0, 2, size=(batch, features)) * 2.0
     rho = 0.8
-    options = LSTMOptions(output_from_prox=settings.get("output_from_prox", False))
+    options = LSTMEquations(output_from_prox=settings.get("output_from_prox", False))
     functions = {}
     if settings.get("activation"):
-        options = options._replace(activation=tf.math.softplus, recurrent_activation=tf.math.erf)
+        options = LSTMEquations(tf.math.softplus, tf.math.erf)
         from scipy.special import erf
 
         functions = {"activation": reference.softplus, "recurrent_activation": erf}
 
     def states(x, h, c, *weights):
-        result = prox_lstm(
+        result = prox_sequence(
             tf.transpose(x, [1, 0, 2]),
             h,
             c,
@@ -126,10 +126,11 @@ def test_sequence_is_the_loop_over_steps():
     values = sequence_problem()
     x, h, c, kernel, recurrent_kernel, bias = (tf.constant(v) for v in values)
     sqrt_rho = tf.constant(1.3, tf.float64)
-    states = prox_lstm(tf.transpose(x, [1, 0, 2]), h, c, kernel, recurrent_kernel, bias, sqrt_rho)
+    weights = (kernel, recurrent_kernel, bias)
+    states = prox_sequence(tf.transpose(x, [1, 0, 2]), h, c, *weights, sqrt_rho, TANH_SIGMOID)
     for t in range(x.shape[1]):
         z = x[:, t] @ kernel + h @ recurrent_kernel + bias
-        h, c, _ = prox_lstm_step(z, c, kernel, sqrt_rho)
+        h, c, _ = prox_step(z, c, kernel, sqrt_rho, TANH_SIGMOID)
         np.testing.assert_allclose(states.hidden[t], h, atol=1e-12)
     np.testing.assert_allclose(states.carry, c, atol=1e-12)
 
@@ -144,11 +145,11 @@ def test_float32_reaches_its_tolerance(rho):
         tensors = [tf.constant(v, dtype) for v in values]
         with tf.GradientTape() as tape:
             tape.watch(tensors)
-            states = prox_lstm(
+            states = prox_sequence(
                 tf.transpose(tensors[0], [1, 0, 2]),
                 *tensors[1:],
                 tf.constant(rho**0.5, dtype),
-                LSTMOptions(solver=solver),
+                LSTMEquations(solver=solver),
             )
             loss = tf.reduce_sum(states.hidden**2) + tf.reduce_sum(states.carry)
         results = [states.carry, *tape.gradient(loss, tensors)]
@@ -170,10 +171,11 @@ def test_padding_may_be_nan_and_examples_do_not_touch():
         tensors = [tf.constant(v) for v in (x, *values[1:])]
         with tf.GradientTape() as tape:
             tape.watch(tensors)
-            states = prox_lstm(
+            states = prox_sequence(
                 tf.transpose(tensors[0], [1, 0, 2]),
                 *tensors[1:],
                 tf.constant(1.0, tf.float64),
+                TANH_SIGMOID,
                 mask=tf.transpose(mask),
             )
             loss = tf.reduce_sum(states.hidden**2) + tf.reduce_sum(states.carry)
@@ -197,10 +199,10 @@ def states_and_gradient(values, observer=None, mask=None, **solver):
     tensors = [tf.transpose(x, [1, 0, 2]), *others]
     with tf.GradientTape() as tape:
         tape.watch(tensors)
-        states = prox_lstm(
+        states = prox_sequence(
             *tensors,
             tf.constant(2.0, tf.float64),
-            LSTMOptions(solver=Solver(**solver)),
+            LSTMEquations(solver=Solver(**solver)),
             mask=mask,
             observer=observer,
         )
@@ -229,10 +231,10 @@ def test_reports_are_those_of_single_steps():
     values = sequence_problem(features=6, units=5)
     states, _ = states_and_gradient(values, max_iterations=2)
     x, h, c, kernel, recurrent_kernel, bias = (tf.constant(v) for v in values)
-    options, iterations = LSTMOptions(solver=Solver(max_iterations=2)), 0
+    options, iterations = LSTMEquations(solver=Solver(max_iterations=2)), 0
     for t in range(4):
         z = x[:, t] @ kernel + h @ recurrent_kernel + bias
-        h, c, report = prox_lstm_step(z, c, kernel, tf.constant(2.0, tf.float64), options=options)
+        h, c, report = prox_step(z, c, kernel, tf.constant(2.0, tf.float64), options)
         np.testing.assert_allclose(states.report.residual[t], report.residual, rtol=1e-6)
         iterations = max(iterations, int(report.iterations))
     assert states.report.iterations == iterations == 2

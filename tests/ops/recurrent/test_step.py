@@ -5,19 +5,15 @@ import pytest
 import scipy.special
 import tensorflow as tf
 
-from proxnet_tf.ops.recurrent.solve import Solver
-from proxnet_tf.ops.recurrent.step import (
-    TANH_SIGMOID,
-    GateKernels,
-    LSTMOptions,
-    lstm_gates,
-    lstm_step,
+from proxnet_tf.ops.recurrent.equations import (
     side_by_side,
-    solve_gates,
     sum_gates,
     value_and_slope,
     value_slope_curvature,
 )
+from proxnet_tf.ops.recurrent.lstm import TANH_SIGMOID, LSTMEquations
+from proxnet_tf.ops.recurrent.solve import Solver
+from proxnet_tf.ops.recurrent.step import GateKernels, cell_step, solve_gates
 from tests.helpers import prox_lstm_reference as reference
 from tests.ops.recurrent.cases import SIZES, dense_jacobian, dense_prox, gate_problem, lstm_problem
 
@@ -42,7 +38,7 @@ def test_products_of_the_kernels(sizes, scales, kept):
     v, t = rng.normal(size=(batch, features)), rng.normal(size=(batch, 3 * units))
     if kept:  # as the layer makes them
         whole = np.c_[kernel, rng.normal(size=(features, units))]
-        kernels = GateKernels.of(tf.constant(whole / 0.7), tf.constant(0.7, tf.float64), scale)
+        kernels = GateKernels.of(tf.constant(whole / 0.7), 4, tf.constant(0.7, tf.float64), scale)
         np.testing.assert_allclose(kernels.kernel, kernel, rtol=1e-12)
     else:
         kernels = GateKernels(tf.constant(kernel), scale=scale)
@@ -134,9 +130,9 @@ def test_slope_and_curvature_of_an_activation(name):
 
 OPTIONS = {
     "tanh and sigmoid": (TANH_SIGMOID, {}),
-    "output from prox": (LSTMOptions(output_from_prox=True), {"output_from_prox": True}),
+    "output from prox": (LSTMEquations(output_from_prox=True), {"output_from_prox": True}),
     "others": (
-        LSTMOptions(activation=tf.math.softplus, recurrent_activation=tf.math.erf),
+        LSTMEquations(activation=tf.math.softplus, recurrent_activation=tf.math.erf),
         {"activation": reference.softplus, "recurrent_activation": scipy.special.erf},
     ),
 }
@@ -155,10 +151,10 @@ def test_gates_and_the_slopes_of_the_jacobian(name):
         return reference.state(x, h, c_prev, weights, scale=1.0, **functions)
 
     z = x @ kernel + h @ recurrent_kernel + bias
-    s, o, slopes = lstm_gates(tf.constant(z), tf.constant(c_prev), options)
-    np.testing.assert_allclose(s, states(x)[0], atol=1e-13)
-    np.testing.assert_allclose(o, states(x)[1], atol=1e-13)
-    j = GateKernels(tf.constant(kernel[:, :6])).dense(slopes)
+    new = options.new_state(tf.constant(z), tf.constant(c_prev))
+    np.testing.assert_allclose(new.s, states(x)[0], atol=1e-13)
+    np.testing.assert_allclose(new.gate, states(x)[1], atol=1e-13)
+    j = GateKernels(tf.constant(kernel[:, :6])).dense(new.slopes)
     expected = reference.jacobian(lambda x: states(x)[0], x)
     np.testing.assert_allclose(j, expected, atol=1e-12)
 
@@ -171,9 +167,9 @@ def test_a_step_is_that_of_the_reference(name, masked):
     kernel, recurrent_kernel, bias = weights
     expected = reference.prox_lstm(x[:, None], h, c_prev, weights, 0.64, **functions)
     z = x @ kernel + h @ recurrent_kernel + bias
-    kernels = GateKernels.of(tf.constant(kernel), tf.constant(0.8, tf.float64))
+    kernels = GateKernels.of(tf.constant(kernel), 4, tf.constant(0.8, tf.float64))
     valid = np.array([[True], [False], [True]]) if masked else None
-    found = lstm_step(tf.constant(z), tf.constant(c_prev), kernels, options, valid)
+    found = cell_step(tf.constant(z), tf.constant(c_prev), kernels, options, valid)
     for left, right in zip(
         (found.h, found.solved.c), (expected[0][:, 0], expected[1]), strict=True
     ):

@@ -1,0 +1,62 @@
+"""Models that have all variables before `fit` traces its first step.
+
+TensorFlow traces a function twice if the first trace makes a variable, and a variable that is made
+inside a trace costs ten times one that is made outside. Keras makes a model's weights, the slots
+of its optimizer and the state of its metrics in the first step.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+class BuiltModel(keras.Model):
+    """A `keras.Model` that makes its variables when `fit` meets its first batches.
+
+    It does so where the batches show what they are: dense tensors out of a dataset or of arrays,
+    one output, one device. Elsewhere the first step makes them, as in Keras.
+    """
+
+    train_function: Any
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As in `keras.Model`; `fit` and `train_on_batch` call it first."""
+        before = self.train_function
+        super().make_train_function(force)
+        if self.train_function is not before and not self.run_eagerly:
+            self.train_function = self._after_building(self.train_function)
+        return self.train_function
+
+    def _after_building(self, step: Callable[[Iterator], Any]) -> Callable[[Iterator], Any]:
+        def first(batches: Iterator) -> Any:
+            self.train_function = step
+            if isinstance(batches, tf.data.Iterator):
+                _make_variables(self, batches.element_spec)
+            return step(batches)
+
+        return first
+
+
+def _make_variables(model: keras.Model, batch: Any) -> None:
+    """Builds a compiled model, its optimizer and its metrics for batches of this `TypeSpec`."""
+    parts = tf.nest.flatten(batch)
+    if not all(isinstance(part, tf.TensorSpec) and part.shape.rank for part in parts):
+        return
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    shapes = tf.nest.map_structure(lambda spec: (None, *spec.shape[1:]), x)
+    if not model.built:
+        model.build(shapes)
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    if y is None:
+        return
+    try:
+        shape = model.compute_output_shape(shapes)
+    except NotImplementedError:  # of a part that Keras cannot look into
+        return
+    if isinstance(shape, tuple) and all(size is None or isinstance(size, int) for size in shape):
+        output = tf.TensorSpec(shape, model.compute_dtype)
+        # The trace makes the variables, and updates none.
+        tf.function(model.compute_metrics).get_concrete_function(x, y, output, sample_weight)

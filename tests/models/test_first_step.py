@@ -1,0 +1,109 @@
+"""Variables are made before the first step of `fit`, whose graph is then traced once."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from proxnet_tf.models import DCCA, AdversarialModel, MultiviewClassifier
+
+RNG = np.random.default_rng(0)
+VIEWS = [RNG.normal(size=(12, size)).astype("float32") for size in (5, 4)]
+LABELS = np.arange(12) % 3
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def dense(units):
+    return [keras.layers.Dense(units), keras.layers.Dense(units)]
+
+
+def counted(base, *arguments, **options):
+    """An unbuilt model of a class that counts how often its training step is traced."""
+
+    class Counted(base):
+        traces = 0
+
+        def train_step(self, data):
+            self.traces += 1
+            return super().train_step(data)
+
+    return Counted(*arguments, **options)
+
+
+@pytest.mark.parametrize("metrics", [None, ["accuracy"]])
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+def test_the_step_of_a_model_that_was_not_built_is_traced_once(kind, metrics):
+    model = counted(MultiviewClassifier, dense(2), dense(3), method="vanilla")
+    model.compile("adam", LOSS, metrics=metrics)
+    data = VIEWS, LABELS
+    if kind == "dataset":
+        data = (tf.data.Dataset.from_tensor_slices((tuple(VIEWS), LABELS)).batch(4),)
+    size = None if kind == "dataset" else 4
+    history = model.fit(*data, batch_size=size, epochs=2, shuffle=False, verbose=0)
+    assert model.traces == 1
+    assert np.isfinite(history.history["loss"]).all()
+    assert ("accuracy" in history.history) == (metrics is not None)
+
+
+def test_an_adversarial_step_is_traced_once():
+    body = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
+    model = counted(AdversarialModel, body)
+    model.compile("adam", LOSS, metrics=["accuracy"])
+    model.fit(VIEWS[0], LABELS, batch_size=4, verbose=0)
+    assert model.traces == 1
+
+
+def test_what_was_trained_and_measured_is_as_in_keras():
+    """The same steps through `train_on_batch`, where the first step makes the variables."""
+    keras.utils.set_random_seed(0)
+    parts = dense(2), dense(3)
+    model = MultiviewClassifier(*parts, method="vanilla")
+    model.build([(None, 5), (None, 4)])
+    start = model.get_weights()
+    model.compile("adam", LOSS, metrics=["accuracy"])
+    history = model.fit(VIEWS, LABELS, batch_size=4, shuffle=False, verbose=0).history
+    found = model.get_weights()
+
+    model.set_weights(start)
+    model.compile("adam", LOSS, metrics=["accuracy"])
+    logs = [
+        model.train_on_batch([x[rows] for x in VIEWS], LABELS[rows], return_dict=True)
+        for rows in np.arange(12).reshape(3, 4)
+    ]
+    for a, b in zip(found, model.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    for name in ("loss", "accuracy"):
+        mean = np.mean([log[name] for log in logs])
+        np.testing.assert_allclose(history[name][0], mean, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["eager", "sample weights", "generator"])
+def test_batches_that_show_less(kind):
+    model = MultiviewClassifier(dense(2), dense(3), method="vanilla")
+    model.compile("adam", LOSS, weighted_metrics=["accuracy"], run_eagerly=kind == "eager")
+    if kind == "generator":
+        rows = []
+
+        def batches():
+            for start in (0, 4, 8):
+                rows.append(start)
+                yield tuple(x[start : start + 4] for x in VIEWS), LABELS[start : start + 4]
+
+        history = model.fit(batches(), steps_per_epoch=3, shuffle=False, verbose=0).history
+        assert rows == [0, 4, 8]
+    else:
+        history = model.fit(VIEWS, LABELS, sample_weight=np.ones(12), verbose=0).history
+    assert np.isfinite(history["loss"]).all()
+
+
+def test_a_stage_without_targets_is_traced_once():
+    traces = []
+
+    class Encoder(keras.layers.Dense):
+        def call(self, inputs, training=None):
+            traces.append(training)
+            return super().call(inputs)
+
+    model = DCCA([Encoder(2), Encoder(2)], dense(3))
+    model.pretrain(VIEWS, batch_size=12, epochs=2, verbose=0)
+    assert len(traces) == 2  # once for each view

@@ -116,7 +116,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         present = views.present
         if present is None and moving and self.missing == "pairwise":  # for the regression
             present = tf.repeat(views.takes_part, len(views.correlation.sizes), axis=1)
-        options = dict(
+        options: dict[str, Any] = dict(
             settings=self.solver.settings,
             all_reduce=self.border.all_reduce,
             observer=self._monitor.backward(training),

@@ -12,7 +12,8 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
     builds and compiles the model in `strategy.scope()` and calls `fit`, `evaluate` and `predict`
     with the same data. The environment variable `TF_CONFIG` tells a worker its place:
 
-        {"cluster": {"worker": ["host0:port", "host1:port"]}, "task": {"type": "worker", "index": 0}}
+        {"cluster": {"worker": ["host0:2222", "host1:2222"]},
+         "task": {"type": "worker", "index": 0}}
 
     Without it there is one worker. A batch is that of all workers together, and each gets a part of
     its rows, so `batch_size` should be a multiple of the number of replicas. Every worker returns

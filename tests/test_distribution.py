@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
+
+from proxnet_tf import MultiWorkerStrategy
 
 ROOT = Path(__file__).parents[1]
 
@@ -143,3 +146,31 @@ def test_two_workers_go_on_after_one_was_killed(tmp_path):
     assert chief["prediction"] < 1e-5
     names = {"accuracy", "lam", "loss", "val_accuracy", "val_loss"}
     assert {*chief["history"]} == names and max(chief["history"].values()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("jobs", "task", "expected"),
+    [
+        ({}, (None, None), True),
+        ({"worker": ["a:1", "b:1"]}, ("worker", 0), True),
+        ({"worker": ["a:1", "b:1"]}, ("worker", 1), False),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, ("chief", 0), True),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, ("worker", 0), False),
+    ],
+)
+def test_one_worker_is_the_chief(jobs, task, expected):
+    class Place:
+        cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(jobs), *task
+        )
+
+    assert MultiWorkerStrategy.is_chief.fget(Place) is expected
+
+
+def test_reductions_of_one_worker():
+    strategy = MultiWorkerStrategy()
+    values = strategy.run(lambda: {"scalar": tf.constant(3.0), "rows": tf.constant([1.0, 4.0])})
+    assert float(strategy.reduce("MEAN", values["scalar"], axis=0)) == 3.0
+    assert float(strategy.reduce("MEAN", values["rows"], axis=0)) == 2.5
+    assert strategy.reduce("SUM", values["rows"], axis=None).numpy().tolist() == [1.0, 4.0]
+    assert strategy.reduce("MEAN", values, axis=None)["rows"].numpy().tolist() == [1.0, 4.0]

@@ -37,6 +37,7 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
 
     Example:
 
+    >>> import keras
     >>> strategy = MultiWorkerStrategy()
     >>> strategy.num_replicas_in_sync, strategy.is_chief
     (1, True)

@@ -161,7 +161,7 @@ def test_two_workers_go_on_after_one_was_killed(tmp_path):
 def test_one_worker_is_the_chief(jobs, task, expected):
     class Place:
         cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec(jobs), *task
+            tf.train.ClusterSpec(jobs), task_type=task[0], task_id=task[1]
         )
 
     assert MultiWorkerStrategy.is_chief.fget(Place) is expected

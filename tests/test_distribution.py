@@ -144,8 +144,8 @@ def test_two_workers_go_on_after_one_was_killed(tmp_path):
     assert chief["checkpoint"] == 0.0
     assert chief["weights"] < 1e-5
     assert chief["prediction"] < 1e-5
-    names = {"accuracy", "lam", "loss", "val_accuracy", "val_loss"}
-    assert {*chief["history"]} == names and max(chief["history"].values()) < 1e-5
+    assert {"accuracy", "lam", "unsolved", "val_accuracy"} < {*chief["history"]}
+    assert max(chief["history"].values()) < 1e-5
 
 
 @pytest.mark.parametrize(

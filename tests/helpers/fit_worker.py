@@ -73,6 +73,7 @@ def fitted(scope, callbacks):
             lam=0.5,
             synchronized=True,
             inference="moving",
+            monitor=True,  # Keras reads the monitor's values when one worker saves
             solver=Newton(jit_compile=False),
         )
         model.build([(None, 3), (None, 4)])

@@ -58,10 +58,11 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "Training": (
-        "What drives lam, how a problem is solved, and searches with KerasTuner.",
+        "What drives lam, several machines, how a problem is solved, and searches with KerasTuner.",
         [
             "LambdaSchedule",
             "linear_lambda",
+            "MultiWorkerStrategy",
             "solvers.Newton",
             "solvers.LBFGS",
             "tuning.MultiviewHyperModel",

@@ -4,6 +4,7 @@ import importlib
 from types import ModuleType as _ModuleType
 
 from proxnet_tf.callbacks import LambdaSchedule, linear_lambda
+from proxnet_tf.distribution import MultiWorkerStrategy
 from proxnet_tf.layers.convex.activations import prox_of_activation
 from proxnet_tf.layers.convex.dropout import ProxDropout
 from proxnet_tf.layers.convex.prox import Prox
@@ -44,6 +45,7 @@ __all__ = [
     "LinearCCA",
     "MeanReciprocalRank",
     "MedianRank",
+    "MultiWorkerStrategy",
     "MultiviewClassifier",
     "Prox",
     "ProxCCA",

@@ -2,12 +2,16 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
+
+from proxnet_tf import MultiWorkerStrategy
 
 ROOT = Path(__file__).parents[1]
 
@@ -95,17 +99,84 @@ def test_solver_device_solves_there_and_sends_only_small_matrices(mirrored):
     assert found["by default"] == 0
 
 
-def test_two_workers_in_a_custom_loop():
+def start_workers(module, **environment):
     workers = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    processes = []
-    for rank in (0, 1):
-        cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
-        processes.append(start("tests.helpers.worker", TF_CONFIG=json.dumps(cluster)))
+    clusters = [
+        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+        for rank in (0, 1)
+    ]
+    return [start(module, TF_CONFIG=json.dumps(cluster), **environment) for cluster in clusters]
+
+
+def results_of(processes):
     try:
-        found = [result_of(process) for process in processes]
+        return [result_of(process) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    for one in found:
+
+
+def test_two_workers_fit_as_one_device():
+    chief, other = results_of(start_workers("tests.helpers.worker"))
+    assert chief["chief"] and not other["chief"]
+    for one in (chief, other):
         assert one["replicas"] == 2
-        assert one["error"] < 1e-6
+        assert one["moved"] > 1e-2
+        assert one["names"] == ["loss", "mae", "val_loss", "val_mae"]
+    assert chief["weights"] < 1e-5
+    assert chief["history"] < 1e-5
+
+
+@pytest.mark.slow
+def test_two_workers_go_on_after_one_was_killed(tmp_path):
+    """And end where one device ends that was never interrupted."""
+    module, backup = "tests.helpers.fit_worker", str(tmp_path)
+    chief, other = start_workers(module, BACKUP=backup, KILL="1")
+    try:
+        _, errors = chief.communicate(timeout=600)
+        other.communicate(timeout=60)
+    finally:
+        chief.kill()
+        other.kill()
+    assert other.returncode == -signal.SIGKILL
+    assert chief.returncode == 1 and "UnavailableError" in errors
+    assert json.loads((tmp_path / "backup/training_metadata.json").read_text())["epoch"] == 2
+
+    chief, other = results_of(start_workers(module, BACKUP=backup))
+    for one in (chief, other):
+        assert one["loop"] < 1e-6
+        assert one["epochs"] == [2, 3]
+    assert chief["backup"] is False  # nothing is left to restore
+    assert chief["checkpoint"] == 0.0
+    assert chief["weights"] < 1e-5
+    assert chief["prediction"] < 1e-5
+    assert {"accuracy", "lam", "unsolved", "val_accuracy"} < {*chief["history"]}
+    assert max(chief["history"].values()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("jobs", "task", "expected"),
+    [
+        ({}, (None, None), True),
+        ({"worker": ["a:1", "b:1"]}, ("worker", 0), True),
+        ({"worker": ["a:1", "b:1"]}, ("worker", 1), False),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, ("chief", 0), True),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, ("worker", 0), False),
+    ],
+)
+def test_one_worker_is_the_chief(jobs, task, expected):
+    class Place:
+        cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(jobs), task_type=task[0], task_id=task[1]
+        )
+
+    assert MultiWorkerStrategy.is_chief.fget(Place) is expected
+
+
+def test_reductions_of_one_worker():
+    strategy = MultiWorkerStrategy()
+    values = strategy.run(lambda: {"scalar": tf.constant(3.0), "rows": tf.constant([1.0, 4.0])})
+    assert float(strategy.reduce("MEAN", values["scalar"], axis=0)) == 3.0
+    assert float(strategy.reduce("MEAN", values["rows"], axis=0)) == 2.5
+    assert strategy.reduce("SUM", values["rows"], axis=None).numpy().tolist() == [1.0, 4.0]
+    assert strategy.reduce("MEAN", values, axis=None)["rows"].numpy().tolist() == [1.0, 4.0]

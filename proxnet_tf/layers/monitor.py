@@ -162,10 +162,14 @@ class Monitor:
 
     @property
     def status(self) -> dict[str, float]:
-        """Values of the metrics since their last reset; without them, of the last eager call."""
+        """Values of the metrics since their last reset; without them, of the last eager call.
+
+        In one of several workers they are those of its own first replica. Keras reads every
+        attribute of a layer that it saves, and one worker saves: it must not wait for the others.
+        """
         if not self.metrics:
             return dict(self._last)
-        return {name: float(metric.result()) for name, metric in self.metrics.items()}
+        return {name: float(_of_this_worker(metric)) for name, metric in self.metrics.items()}
 
     def _look(
         self,
@@ -209,6 +213,14 @@ class Monitor:
     def _update(self, name: str, value: tf.Tensor, weight: tf.Tensor | None = None) -> None:
         if name in self.metrics:
             self.metrics[name].update_state(tf.stop_gradient(value), weight)
+
+
+def _of_this_worker(metric: keras.metrics.Metric) -> tf.Tensor:
+    """The result of a metric, without what other workers have."""
+    strategy = getattr(metric.variables[0].value, "distribute_strategy", None)
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return strategy.experimental_local_results(strategy.run(metric.result))[0]
+    return metric.result()
 
 
 def _not_finite(given: dict[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf import Prox, ProxCCA, ProxDropout, ProxLSTM, ProxRNNCell
+from proxnet_tf import MultiWorkerStrategy, Prox, ProxCCA, ProxDropout, ProxLSTM, ProxRNNCell
 from proxnet_tf.layers.monitor import Monitor, Worst, check_monitor
 from proxnet_tf.ops.linear.report import Report, exact, observed
 
@@ -111,6 +111,17 @@ def test_values_over_calls():
     status = layer.solves.status
     assert np.isnan(status["residual"])
     assert status["unsolved"] == 0.5  # 3 of 6: NaN is not solved
+
+
+def test_status_of_a_worker_waits_for_no_other(monkeypatch):
+    """Keras reads it when one of several workers saves the model."""
+    strategy = MultiWorkerStrategy()
+    with strategy.scope():
+        layer = Halves(monitor=True)
+    strategy.run(layer.solves.forward, args=(report([0.05, 0.5]),))
+    monkeypatch.setattr(strategy, "reduce", None)  # it would wait
+    assert layer.solves.status["residual"] == 0.5
+    assert layer.solves.status["unsolved"] == 0.5
 
 
 def test_what_does_not_count():

@@ -48,31 +48,44 @@ def free_ports(count):
 
 
 @pytest.fixture(scope="module")
-def mirrored():
-    return result_of(start("tests.helpers.mirrored"))
+def mirrored(request):
+    """What the process with two devices found, for the tests that were asked for."""
+    tests = [i for i in request.session.items if i.path == Path(__file__)]
+    asked = [
+        " ".join(map(str, i.callspec.params.values())) for i in tests if hasattr(i, "callspec")
+    ]
+    return result_of(start("tests.helpers.mirrored", ASKED=json.dumps(asked)))
 
 
-@pytest.mark.parametrize("case", ["25", "31", "50", "moving", "moving, no rows", "apart"])
-@pytest.mark.parametrize("kind", ["cca", "gcca"])
+def on_request(*names):
+    """Parameters whose kind others show already."""
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize(
+    "case", ["31", "50", "moving", "moving, no rows", *on_request("25", "apart")]
+)
+@pytest.mark.parametrize("kind", ["cca", *on_request("gcca")])
 def test_replicas_give_what_one_device_gives(mirrored, kind, case):
     assert mirrored["exactness"][f"{kind} {case}"] < 1e-9
 
 
-@pytest.mark.parametrize("case", ["25", "31", "50", "apart"])
+@pytest.mark.parametrize("case", ["31", "50", "apart", *on_request("25")])
 @pytest.mark.parametrize(
-    "kind", ["cca loss", "gcca loss", "cca penalty", "cca envelope", "gcca penalty"]
+    "kind",
+    ["cca loss", "gcca penalty", *on_request("gcca loss", "cca penalty", "cca envelope")],
 )
 def test_losses_over_replicas_are_those_of_one_device(mirrored, kind, case):
     assert mirrored["losses"][f"{kind} {case}"] < 1e-10
 
 
-@pytest.mark.parametrize("split", ["31", "50"])
-@pytest.mark.parametrize("what", ["layer", "loss", "envelope"])
+@pytest.mark.parametrize("split", ["31", *on_request("50")])
+@pytest.mark.parametrize("what", ["layer", *on_request("loss", "envelope")])
 def test_rows_that_lack_views_over_replicas_are_those_of_one_device(mirrored, what, split):
     assert mirrored["incomplete"][f"{what} {split}"] < 1e-9
 
 
-@pytest.mark.parametrize("split", ["32", "20", "64"])
+@pytest.mark.parametrize("split", ["20", *on_request("32", "64")])
 @pytest.mark.parametrize("metric", ["correlation", "pairwise", "recall", "median"])
 def test_metric_of_an_epoch_over_replicas_is_that_of_one_device(mirrored, metric, split):
     found = mirrored["epoch"][metric]
@@ -81,7 +94,8 @@ def test_metric_of_an_epoch_over_replicas_is_that_of_one_device(mirrored, metric
 
 
 @pytest.mark.parametrize(
-    "model", ["views_model", "sequence_model", "retrieval_model", "correlated_model"]
+    "model",
+    ["views_model", "retrieval_model", *on_request("sequence_model", "correlated_model")],
 )
 def test_fit_under_a_strategy_equals_one_device(mirrored, model):
     fit = mirrored["fit"][model]

@@ -104,7 +104,14 @@ ON_REQUEST = {
     "ProxLSTMCell",
     "ProxGRU, reset before",
     "MultiviewClassifier, rrm",
+    "MultiviewClassifier, three views",
     "DCCA",
+    "DCCAE",
+    "Prox nuclear over the batch",
+    "ProxGCCA",
+    "ProxGCCA, pairwise",
+    "ProxGRUCell",
+    "ProxLSTM, unrolled",
 }
 
 

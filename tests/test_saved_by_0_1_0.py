@@ -195,7 +195,11 @@ def check_export(file, name, folder):
 CHECKS = {".keras": check_keras, ".weights.zip": check_weights, ".export.zip": check_export}
 
 
-@pytest.mark.parametrize("file", FILES)
+# An exported model holds its graph, and runs nothing of the package.
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(f, marks=[pytest.mark.slow][: f.endswith(".export.zip")]) for f in FILES],
+)
 def test_file_gives_the_same_numbers(file, tmp_path):
     name = FILES[file]
     CHECKS[file.removeprefix(name)](file, name, tmp_path)

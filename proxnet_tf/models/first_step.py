@@ -16,7 +16,7 @@ class BuiltModel(keras.Model):
     """A `keras.Model` that makes its variables when `fit` meets its first batches.
 
     It does so where the batches show what they are: dense tensors out of a dataset or of arrays,
-    one output, one device. Elsewhere the first step makes them, as in Keras.
+    on one device. Elsewhere the first step makes them, as in Keras.
     """
 
     train_function: Any
@@ -45,18 +45,17 @@ def _make_variables(model: keras.Model, batch: Any) -> None:
     if not all(isinstance(part, tf.TensorSpec) and part.shape.rank for part in parts):
         return
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    shapes = tf.nest.map_structure(lambda spec: (None, *spec.shape[1:]), x)
     if not model.built:
-        model.build(shapes)
+        model.build(tf.nest.map_structure(lambda part: (None, *part.shape[1:]), x))
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     if y is None:
         return
+    symbols = tf.nest.map_structure(lambda part: keras.KerasTensor(part.shape, part.dtype), x)
     try:
-        shape = model.compute_output_shape(shapes)
-    except NotImplementedError:  # of a part that Keras cannot look into
+        outputs = model.compute_output_spec(symbols)
+    except Exception:  # what is wrong with the model or the data, the first step says
         return
-    if isinstance(shape, tuple) and all(size is None or isinstance(size, int) for size in shape):
-        output = tf.TensorSpec(shape, model.compute_dtype)
-        # The trace makes the variables, and updates none.
-        tf.function(model.compute_metrics).get_concrete_function(x, y, output, sample_weight)
+    outputs = keras.tree.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), outputs)
+    # The trace makes the variables, and updates none.
+    tf.function(model.compute_metrics).get_concrete_function(x, y, outputs, sample_weight)

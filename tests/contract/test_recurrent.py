@@ -52,6 +52,8 @@ def keras_layer(name, cell=None, **options):
 NAMES = [*LAYERS, *CELLS]
 # Where a test builds several models: the layers, wrapped cells of one state and of two, and one
 # cell in closed form.
+# What shows the others' kinds, too.
+FIRST = ("ProxLSTM", "ProxGRU", "ProxLSTMCell", "ProxRNNCell of GRUCell")
 SOME = [name for name in NAMES if "SimpleRNN" not in name and "ProxGRUCell" not in name]
 
 
@@ -162,7 +164,10 @@ def test_layer_is_a_loop_over_its_cell(name, case):
     assert np.abs(outputs - plain(SEQUENCES, **given)[0]).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow][: n not in FIRST]) for n in NAMES],
+)
 def test_stateful_continues_where_the_last_batch_ended(name):
     options = {"return_sequences": True, "return_state": True}
     plain = randomize(built(make(name, 1.3, **options)))

@@ -1,6 +1,7 @@
 """Run in a process of its own with two logical CPUs; prints what it measured as JSON."""
 
 import json
+import os
 
 import keras
 import numpy as np
@@ -25,6 +26,15 @@ from proxnet_tf.solvers import Newton
 from tests.helpers.data import shared_views
 
 DEVICES = ["CPU:0", "CPU:1"]
+# The parameters of the tests that run, those of one test in one string.
+ASKED = json.loads(os.environ.get("ASKED", "[]"))
+
+
+def asked(name, case=None):
+    """Whether a test that runs has these parameters; without a case, whether it has the first."""
+    if case is None:
+        return any(f"{parameters} ".startswith(f"{name} ") for parameters in ASKED)
+    return f"{name} {case}" in ASKED
 
 
 def steps_of(layer):
@@ -104,6 +114,8 @@ def exactness(strategy):
         ("cca", ProxCCA, None, (3, 7)),
         ("gcca", ProxGCCA, 4, (3, 4, 3)),
     ):
+        if not asked(name):
+            continue
         options = dict(
             lam=0.5, split=sizes, dtype="float64", solver=Newton(1e-11, jit_compile=False)
         )
@@ -115,13 +127,16 @@ def exactness(strategy):
             layer.build(x.shape)
         run = on(strategy, steps_of(layer))
         for split in (25, 31, 50):  # even, uneven, a replica without rows
-            errors[f"{name} {split}"] = error(run(x, cotangent, split), expected)
+            if asked(name, split) or split == 50:  # the moving map is that of 50
+                errors[f"{name} {split}"] = error(run(x, cotangent, split), expected)
         errors[f"{name} moving, no rows"] = max(
             moving_without_rows(strategy, cls, k, options, x, synchronized)
             for synchronized in (True, False)
         )
         applied = layer(x, training=False)  # the moving map is the last one
         errors[f"{name} moving"] = error([applied.numpy()], expected[:1])
+        if not asked(name, "apart"):
+            continue
         with strategy.scope():
             layer = cls(k, **options)
             layer.build(x.shape)
@@ -151,6 +166,8 @@ def incomplete(strategy):
     }  # fmt: skip
     errors = {}
     for name, (make, step_of) in cases.items():
+        if not asked(name):
+            continue
         expected = [t.numpy() for t in step_of(make())(tf.constant(x), tf.constant(cotangent))]
         with strategy.scope():
             together = make()
@@ -158,6 +175,8 @@ def incomplete(strategy):
                 together.build(x.shape)
         run = on(strategy, step_of(together))
         for split in (31, 50):
+            if not asked(name, split):
+                continue
             value, gradient = run(x, cotangent, split)
             value = value if step_of is steps_of else value.sum(keepdims=True)
             errors[f"{name} {split}"] = error([value, gradient], expected)
@@ -199,6 +218,8 @@ def losses(strategy):
     }
     errors = {}
     for name, make in cases.items():
+        if not asked(name):
+            continue
         whole = [t.numpy() for t in loss_of(make())(tf.constant(x), None)]
         parts = [loss_of(make())(tf.constant(x[s]), None) for s in (slice(31), slice(31, None))]
         apart = [np.concatenate([p[i].numpy() for p in parts]) for i in (0, 1)]
@@ -209,6 +230,8 @@ def losses(strategy):
                     layer.build(x.shape)
         run = on(strategy, loss_of(together))
         for split in (25, 31, 50):
+            if not asked(name, split):
+                continue
             value, gradient = run(x, x, split)
             value = value.sum(keepdims=True)
             errors[f"{name} {split}"] = error([value, gradient], whole)
@@ -225,7 +248,7 @@ METRICS = {
 }
 
 
-def epoch(strategy, make):
+def epoch(strategy, name, make):
     """A metric after two batches of which each replica sees a part, against one device."""
     x = shared_views(64, (3, 4), seed=8) + 2.0 * (np.arange(64) >= 32)[:, None]
     alone = make(dtype="float64")
@@ -234,6 +257,8 @@ def epoch(strategy, make):
     alone.update_state(None, x)
     found = {"one device": float(alone.result())}
     for split in (32, 20, 64):
+        if not asked(name, split):
+            continue
         with strategy.scope():
             metric = make(dtype="float64")
 
@@ -340,7 +365,7 @@ def main():
         "exactness": exactness(strategy),
         "incomplete": incomplete(strategy),
         "losses": losses(strategy),
-        "epoch": {name: epoch(strategy, make) for name, make in METRICS.items()},
+        "epoch": {name: epoch(strategy, name, make) for name, make in METRICS.items()},
         "fit": {},
     }
     data = shared_views(40, (3, 4), seed=3).astype("float32")
@@ -353,6 +378,8 @@ def main():
         (correlated_model, data + np.arange(40, dtype="float32")[:, None] / 20),
     )
     for make, x in cases:
+        if not asked(make.__name__):
+            continue
         one, history = fitted(make, x, target, tf.device("CPU:0"))
         two, other = fitted(make, x, target, strategy.scope())
         found["fit"][make.__name__] = {

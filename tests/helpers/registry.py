@@ -411,6 +411,7 @@ FIRST = {
     "ProxDropout",
     "ProxKernelFeatures",
     "ProxLSTM",
+    "ProxGRU",
     "ProxRNNCell of GRUCell",
 }
 

@@ -77,6 +77,18 @@ def test_what_was_trained_and_measured_is_as_in_keras():
         np.testing.assert_allclose(history[name][0], mean, rtol=1e-6)
 
 
+def test_metrics_are_those_of_the_outputs_where_keras_adds_an_axis_to_the_inputs():
+    """Keras reads (n,) as (n, 1) where the model says so: the outputs are (n, 2)."""
+    keras.utils.set_random_seed(0)
+    body = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)])
+    x = VIEWS[0][:, 0]
+    found = []
+    for model in (body, AdversarialModel(body, epsilon=0.0)):
+        model.compile(keras.optimizers.SGD(0.0), LOSS, metrics=["accuracy"])
+        found.append(model.fit(x, LABELS % 2, verbose=0).history["accuracy"][0])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("kind", ["eager", "sample weights", "generator"])
 def test_batches_that_show_less(kind):
     model = MultiviewClassifier(dense(2), dense(3), method="vanilla")

@@ -511,7 +511,7 @@ def test_an_unsolved_gradient_is_said_in_eager_mode():
 # Empty input, shapes, files of earlier versions ------------------------------------------------
 
 
-@pytest.mark.parametrize("batch", [0, 2])
+@pytest.mark.parametrize("batch", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_vectors_without_entries_come_out_empty(name, batch):
     options = {"matrix": np.zeros((0, 0))} if name == "quadratic" else {}

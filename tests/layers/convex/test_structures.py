@@ -34,7 +34,13 @@ def inputs(*shape):
     return RNG.standard_normal(shape).astype("float32")
 
 
-@parametrized
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.slow][: name in ("total variation",)])
+        for name, make in LAYERS.items()
+    ],
+)
 def test_two_monitored_ones_in_one_model(make, tmp_path):
     first, second = keras.Input((3,)), keras.Input((3,))
     left, right = make(monitor="left"), make(monitor="right")

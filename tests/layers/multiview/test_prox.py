@@ -114,7 +114,7 @@ def test_lam_is_a_weight_read_at_every_call(kind):
         np.testing.assert_allclose(run(x), kind.expected(x, lam), atol=2e-5)
 
 
-@pytest.mark.parametrize("n", [1, 2, 6, 33])
+@pytest.mark.parametrize("n", [1, 6, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 33))])
 def test_dynamic_batch_size(kind, n):
     layer = kind.layer(lam=2.0, split=kind.sizes)
     signature = [tf.TensorSpec([None, sum(kind.sizes)], tf.float32)]

@@ -51,7 +51,7 @@ def make(kind, lam=0.5, **arguments):
     "cell, dtype",
     [
         pytest.param("GRUCell", "mixed_float16", marks=pytest.mark.in_graph),
-        ("LSTMCell", "mixed_bfloat16"),
+        pytest.param("LSTMCell", "mixed_bfloat16", marks=pytest.mark.slow),
         pytest.param("SimpleRNNCell", "mixed_float16", marks=pytest.mark.slow),
         pytest.param("ProxLSTM", "mixed_float16", marks=pytest.mark.in_graph),
         ("own LSTM", "mixed_bfloat16"),
@@ -169,7 +169,7 @@ NAMES = ("residual", "unsolved", "iterations", "backward_residual", "backward_un
 
 
 @pytest.mark.in_graph
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_fit_shows_what_is_unsolved_in_both_passes(kind, masked):
     """One step of conjugate gradients and a large perturbation: nothing is solved, and it shows."""

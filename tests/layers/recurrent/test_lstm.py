@@ -202,7 +202,8 @@ def test_second_derivative(kind):
         np.testing.assert_allclose(np.sum(gradient * direction), numeric, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["cell", pytest.param("any cell", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cell", "any cell"])
 def test_second_derivative_in_training(kind):
     """With a dropout mask drawn outside the loop, in a graph and (the cell) compiled."""
     settings = {"lam": 0.5, "dtype": "float64"}

@@ -17,40 +17,38 @@ def dense(units):
     return [keras.layers.Dense(units), keras.layers.Dense(units)]
 
 
-def counted(base, *arguments, **options):
-    """An unbuilt model of a class that counts how often its training step is traced."""
+class Encoder(keras.layers.Dense):
+    """Counts how often it is traced in training."""
 
-    class Counted(base):
-        traces = 0
+    traces = 0
 
-        def train_step(self, data):
-            self.traces += 1
-            return super().train_step(data)
-
-    return Counted(*arguments, **options)
+    def call(self, inputs, training=None):
+        self.traces += bool(training)
+        return super().call(inputs)
 
 
 @pytest.mark.parametrize("metrics", [None, ["accuracy"]])
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_the_step_of_a_model_that_was_not_built_is_traced_once(kind, metrics):
-    model = counted(MultiviewClassifier, dense(2), dense(3), method="vanilla")
+    encoder = Encoder(2)
+    model = MultiviewClassifier([encoder, *dense(2)[1:]], dense(3), method="vanilla")
     model.compile("adam", LOSS, metrics=metrics)
     data = VIEWS, LABELS
     if kind == "dataset":
         data = (tf.data.Dataset.from_tensor_slices((tuple(VIEWS), LABELS)).batch(4),)
     size = None if kind == "dataset" else 4
     history = model.fit(*data, batch_size=size, epochs=2, shuffle=False, verbose=0)
-    assert model.traces == 1
+    assert encoder.traces == 1
     assert np.isfinite(history.history["loss"]).all()
     assert ("accuracy" in history.history) == (metrics is not None)
 
 
 def test_an_adversarial_step_is_traced_once():
-    body = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
-    model = counted(AdversarialModel, body)
+    encoder = Encoder(3)
+    model = AdversarialModel(keras.Sequential([keras.Input((5,)), encoder]))
     model.compile("adam", LOSS, metrics=["accuracy"])
     model.fit(VIEWS[0], LABELS, batch_size=4, verbose=0)
-    assert model.traces == 1
+    assert encoder.traces == 2  # of the point, and of the perturbed one
 
 
 def test_what_was_trained_and_measured_is_as_in_keras():
@@ -82,11 +80,17 @@ def test_metrics_are_those_of_the_outputs_where_keras_adds_an_axis_to_the_inputs
     keras.utils.set_random_seed(0)
     body = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)])
     x = VIEWS[0][:, 0]
-    found = []
-    for model in (body, AdversarialModel(body, epsilon=0.0)):
+    single = [keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)]) for _ in range(2)]
+    pairs = (
+        (body, x),
+        (AdversarialModel(body, epsilon=0.0), x),
+        (MultiviewClassifier(single, dense(2), method="vanilla"), [x, x]),
+    )
+    for model, data in pairs:
         model.compile(keras.optimizers.SGD(0.0), LOSS, metrics=["accuracy"])
-        found.append(model.fit(x, LABELS % 2, verbose=0).history["accuracy"][0])
-    assert found[0] == found[1]
+        found = model.fit(data, LABELS % 2, verbose=0).history["accuracy"][0]
+        again = model.predict(data, verbose=0).argmax(-1) == LABELS % 2
+        assert abs(found - again.mean()) < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["eager", "sample weights", "generator"])
@@ -111,11 +115,66 @@ def test_batches_that_show_less(kind):
 def test_a_stage_without_targets_is_traced_once():
     traces = []
 
-    class Encoder(keras.layers.Dense):
-        def call(self, inputs, training=None):
-            traces.append(training)
+    class Recorder(keras.layers.Dense):
+        def call(self, inputs):
+            traces.append(isinstance(inputs, keras.KerasTensor))
             return super().call(inputs)
 
-    model = DCCA([Encoder(2), Encoder(2)], dense(3))
+    model = DCCA([Recorder(2), Recorder(2)], dense(3))
     model.pretrain(VIEWS, batch_size=12, epochs=2, verbose=0)
-    assert len(traces) == 2  # once for each view
+    assert len(traces) == 4  # of each view the symbolic call, and the step
+
+
+class WithOwnStep(MultiviewClassifier):
+    """Batches of another form, a part that the step makes, and a metric of what the step left."""
+
+    def train_step(self, data):
+        views, labels = [data["a"], data["b"]], data["y"]
+        with tf.GradientTape() as tape:
+            if not hasattr(self, "extra"):
+                self.extra = keras.layers.Dense(3)
+            logits = self(views, training=True)
+            logits = logits + self.extra(views[0])
+            loss = self.compute_loss(x=views, y=labels, y_pred=logits)
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.trainable_weights), self.trainable_weights, strict=True)
+        )
+        self.left = loss
+        return self.compute_metrics(views, labels, logits)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return super().compute_metrics(x, y, y_pred, sample_weight) | {"left": self.left}
+
+
+def test_a_subclass_with_a_step_of_its_own():
+    model = WithOwnStep(dense(2), dense(3), method="vanilla")
+    model.compile("adam", LOSS, metrics=["accuracy"])
+    rows = {"a": VIEWS[0], "b": VIEWS[1], "y": LABELS}
+    batches = tf.data.Dataset.from_tensor_slices(rows).batch(4)
+    history = model.fit(batches, shuffle=False, verbose=0).history
+    assert np.isfinite(history["loss"]).all() and np.isfinite(history["left"]).all()
+
+
+def test_an_encoder_that_makes_a_part_in_its_first_call():
+    class Lazy(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.layers.Dense(2)
+
+        def build(self, shape):
+            self.built = True
+
+        def call(self, inputs):
+            return self.inner(inputs)
+
+        def compute_output_shape(self, shape):
+            return (*shape[:-1], 2)
+
+    model = MultiviewClassifier([Lazy(), Lazy()], dense(3), method="vanilla")
+    model.compile("adam", LOSS, metrics=["accuracy"])
+    before = None
+    for _ in range(2):
+        assert np.isfinite(model.fit(VIEWS, LABELS, verbose=0).history["loss"][0])
+        weights = model.encoders[0].inner.get_weights()
+        assert before is None or np.abs(weights[0] - before[0]).max() > 0
+        before = weights

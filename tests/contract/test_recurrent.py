@@ -321,3 +321,10 @@ def test_any_number_of_steps_and_examples(name):
     for examples, steps in ((2, 3), (1, 1)):
         part = model.predict(SEQUENCES[:examples, :steps], verbose=0)
         np.testing.assert_allclose(part, whole[:examples, :steps], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("unroll", [False, True])
+def test_a_mask_of_one_more_axis_is_taken_as_by_keras(name, unroll):
+    layer = randomize(built(make(name, 1.0, unroll=unroll)))
+    assert_same(layer(SEQUENCES, mask=MASK[..., None]), layer(SEQUENCES, mask=MASK))

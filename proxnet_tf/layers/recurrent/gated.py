@@ -167,17 +167,18 @@ class GatedRNN(HasLam, keras.layers.RNN):
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         cell = self.cell
         dropout = training and cell.recurrent_dropout > 0.0
+        if mask is not None:
+            mask = tf.cast(tf.nest.flatten(mask)[0], tf.bool)
+            mask = mask[..., 0] if mask.shape.rank == 3 else mask  # as in Keras
         if self.unroll or dropout or cell.implementation == 1:
             if mask is not None:  # padding may be anything
-                valid = tf.cast(tf.nest.flatten(mask)[0], tf.bool)[..., None]
-                sequences = tf.where(valid, sequences, tf.zeros_like(sequences))
+                sequences = tf.where(mask[..., None], sequences, tf.zeros_like(sequences))
             return super().inner_loop(sequences, initial_state, mask=mask, training=training)
         kernel, recurrent_kernel, bias, sqrt_rho = cell.tensors()
         recurrent_kernel, u_n = cell.equations.split_recurrent(recurrent_kernel)
         scale = cell.input_scale(sequences[:, 0, :], training)
         if mask is not None:
-            mask = tf.nest.flatten(mask)[0]
-            mask = tf.transpose(tf.cast(mask, tf.bool))
+            mask = tf.transpose(mask)
         time_major = tf.transpose(tf.cast(sequences, kernel.dtype), [1, 0, 2])
         if self.go_backwards:
             time_major = tf.reverse(time_major, [0])

@@ -86,7 +86,7 @@ def prox_black_box(
                 tape.watch(x)
                 new_state = state(x, parameters, others)
             j = sqrt_rho * tape.batch_jacobian(new_state, x)
-            return solve_dense(rhs, j, lambda u: tf.linalg.matvec(j, u))
+            return solve_dense(rhs, j, lambda u: tf.linalg.matvec(j, u), solver)
         linear = Linearised(lambda x: state(x, parameters, others), x)
         return solve_by_products(
             rhs,

@@ -117,19 +117,29 @@ def solve_by_products(
 
 
 def solve_dense(
-    s: tf.Tensor, jacobian: tf.Tensor, product: Callable[[tf.Tensor], tf.Tensor]
+    s: tf.Tensor,
+    jacobian: tf.Tensor,
+    product: Callable[[tf.Tensor], tf.Tensor],
+    solver: Solver = CG,
 ) -> Solved:
-    """Solves (7) by Cholesky's decomposition of I + J J^T, differentiably.
+    """Solves (7) by Cholesky's decomposition of I + J J^T in float64, differentiably.
+
+    The error e of c is (I + J J^T)^-1 r with r = s - J u - c, so it is at most ||r||.
 
     Args:
         s: right-hand side, (batch, units).
         jacobian: J, (batch, units, features).
         product: the first factor of J.
+        solver: tolerance.
     """
-    system = tf.matmul(jacobian, jacobian, transpose_b=True)
-    factor = tf.linalg.cholesky(system + tf.eye(s.shape[-1], dtype=s.dtype))
-    c = tf.linalg.cholesky_solve(factor, s[..., None])
-    u = tf.matmul(jacobian, c, transpose_a=True)[..., 0]
-    residual = tf.zeros_like(tf.stop_gradient(s[:, 0]))
-    report = Report(residual, tf.constant(0), tf.ones_like(residual, tf.bool))
-    return Solved(c[..., 0], u, product(u), report)
+    wide, rhs = tf.cast(jacobian, tf.float64), tf.cast(s, tf.float64)
+    system = tf.matmul(wide, wide, transpose_b=True)
+    factor = tf.linalg.cholesky(system + tf.eye(s.shape[-1], dtype=wide.dtype))
+    c = tf.linalg.cholesky_solve(factor, rhs[..., None])[..., 0]
+    u = tf.linalg.matvec(wide, c, transpose_a=True)
+    left = tf.norm(tf.stop_gradient(rhs - tf.linalg.matvec(wide, u) - c), axis=-1)
+    error = tf.math.divide_no_nan(left, tf.norm(tf.stop_gradient(rhs), axis=-1))
+    solved = error <= solver.tolerance_for(s.dtype)
+    report = Report(tf.cast(error, s.dtype), tf.constant(0), solved)
+    u = tf.cast(u, s.dtype)
+    return Solved(tf.cast(c, s.dtype), u, product(u), report)

@@ -136,7 +136,7 @@ def solve_gates(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: S
         The solution; its `products` are u K_k side by side, (batch, 3 units).
     """
     if solver.method == "cholesky":
-        return solve_dense(s, kernels.dense(slopes), kernels.products)
+        return solve_dense(s, kernels.dense(slopes), kernels.products, solver)
     return solve_by_products(
         s,
         product=kernels.products,

@@ -1,8 +1,8 @@
 """A KerasTuner search over ProxNet on two views of handwritten digits.
 
-    python examples/paper/tune_multiview.py                  # 24 trials, about 4 minutes on 2 cores
+    python examples/paper/tune_multiview.py                  # 24 trials, under 3 minutes on 2 cores
     python examples/paper/tune_multiview.py --trials 60      # continues the search above
-    python examples/paper/tune_multiview.py --workers 2      # the same in a chief and two workers
+    python examples/paper/tune_multiview.py --workers 2      # a chief and two workers: 2 minutes
 
 Tunes lam (schedule or constant), the width of the codes, the networks, the optimizer and the batch
 size by validation accuracy. Prints a line a trial and a table of the best, and writes to --output

@@ -88,12 +88,23 @@ def correlations(
         rounding: `[D]`, share of each column's variance that is rounding, at least 1e-10 (see
             `gram_of` and `column_rounding`); 1e-10 by default, and one for a column of zeros.
     """
-    finite, gram = guarded(gram)
     if rounding is None:
         own = tf.linalg.diag_part(gram)
         rounding = tf.cast(own <= 0.0, own.dtype)
-    rounding = tf.maximum(rounding, EXACT_RANK)
-    spectrum = _spectrum(correlation, epsilon, gram, count, rounding)
+    # One graph for all models with views of these sizes.
+    largest = compiled(_largest_values, correlation, None)
+    return largest(scalar(epsilon, gram.dtype), gram, count, rounding)
+
+
+def _largest_values(
+    correlation: Correlation,
+    epsilon: tf.Tensor,
+    gram: tf.Tensor,
+    count: tf.Tensor,
+    rounding: tf.Tensor,
+) -> tf.Tensor:
+    finite, gram = guarded(gram)
+    spectrum = _spectrum(correlation, epsilon, gram, count, tf.maximum(rounding, EXACT_RANK))
     values = (spectrum.selected * spectrum.values)[: correlation.num_components]
     return spoiled(finite, values)
 

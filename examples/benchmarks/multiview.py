@@ -3,7 +3,7 @@
 python examples/benchmarks/multiview.py
 """
 
-import sys
+import argparse
 
 import numpy as np
 import tensorflow as tf
@@ -67,10 +67,11 @@ def benchmark():
     ]
 
 
-def main():
+def main(arguments=None):
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args(arguments)
     for cells in (timing.HEADER, *benchmark()):
         print("|", *(f"{cell} |" for cell in cells), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

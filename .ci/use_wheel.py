@@ -25,7 +25,7 @@ assert (root / "py.typed").exists()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of other packages
     for module in pkgutil.walk_packages(proxnet_tf.__path__, "proxnet_tf."):
-        if module.name != "proxnet_tf.tuning":  # the only one that needs an extra
+        if not module.name.startswith("proxnet_tf.tuning"):  # the only one that needs an extra
             importlib.import_module(module.name)
 
 train, test = load_japanese_vowels()

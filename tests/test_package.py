@@ -174,12 +174,13 @@ def test_imports_go_down_or_sideways(path):
             assert other.split(".")[1] != "datasets" or name.startswith("proxnet_tf.datasets")
             if name.startswith("proxnet_tf.datasets"):
                 assert other.startswith("proxnet_tf.datasets"), f"{name} imports {other}"
-            assert other.split(".")[1] != "tuning", f"{name} imports {other}"
+            own = name.startswith("proxnet_tf.tuning")
+            assert own or other.split(".")[1] != "tuning", f"{name} imports {other}"
         elif not name.startswith("proxnet_tf.datasets"):
             allowed = ALLOWED[floor] | set(sys.stdlib_module_names)
             assert root in allowed, f"{name} imports {other}"
         if root == "keras_tuner":
-            assert name == "proxnet_tf.tuning"
+            assert name.startswith("proxnet_tf.tuning")
         assert not other.startswith(("keras.src", "tensorflow.python")), f"{name} imports {other}"
 
 
@@ -193,7 +194,7 @@ def test_length_of_files(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_slow_imports_happen_where_they_are_used(path):
-    if path.name == "tuning.py":
+    if path.parent.name == "tuning":
         return
     roots = {name.split(".")[0] for name in imported(path, top_level_only=True)}
     assert not roots & {"tensorflow_probability", "keras_tuner", "matplotlib", "scipy", "sklearn"}

@@ -14,8 +14,9 @@ from keras.layers import Dense
 
 import proxnet_tf.tuning
 from proxnet_tf import LambdaSchedule, linear_lambda
+from proxnet_tf.models import METHODS
 from proxnet_tf.solvers import Newton
-from proxnet_tf.tuning import METHODS, MultiviewHyperModel, ProxLSTMHyperModel
+from proxnet_tf.tuning import MultiviewHyperModel, ProxLSTMHyperModel
 from tests.helpers.data import shared_views
 from tests.helpers.layer_checks import constructor_arguments
 from tests.test_callbacks import Ridge
@@ -148,6 +149,49 @@ def values(**chosen):
     for name, value in chosen.items():
         hp.Fixed(name, value)
     return hp
+
+
+MULTI, LSTM = MultiviewHyperModel(SHAPES, 2), ProxLSTMHyperModel((6, 3), 2)
+
+
+@pytest.mark.parametrize("hypermodel", [MULTI, LSTM], ids=["multiview", "lstm"])
+@pytest.mark.parametrize("kind", ["linear", "fixed"])
+def test_registered_parameters_of_the_schedule_replace_those_of_the_space(
+    hypermodel, kind, tmp_path
+):
+    hp = values(lam_schedule=kind, alpha0=7.0, k=0.25, lam=33.0)
+    tuner = tuner_of(keras_tuner.RandomSearch, hypermodel, tmp_path, hyperparameters=hp)
+    trial = tuner.oracle.create_trial("tuner").hyperparameters
+    schedule = hypermodel.schedule(trial)
+    expected = [7.0, 8.75] if kind == "linear" else [33.0, 33.0]
+    assert [schedule(epoch) for epoch in range(2)] == expected
+    names = [parameter.name for parameter in tuner.oracle.get_space().space]
+    assert len(names) == len(set(names))
+
+
+def test_a_registered_range_of_the_schedule_is_the_one_searched(tmp_path):
+    hp = keras_tuner.HyperParameters()
+    hp.Float("alpha0", 40.0, 50.0)
+    tuner = tuner_of(keras_tuner.RandomSearch, MULTI, tmp_path, hyperparameters=hp, max_trials=8)
+    trials = [tuner.oracle.create_trial("tuner").hyperparameters for _ in range(8)]
+    first = [MULTI.schedule(trial)(0) for trial in trials if trial["lam_schedule"] == "linear"]
+    assert first and all(40.0 <= lam <= 50.0 for lam in first)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"lam_schedule": "cosine"}, "`lam_schedule` must be one of 'linear', 'fixed'.*'cosine'"),
+        ({"batch_size": 0}, "`batch_size` must be an integer >= 1.*0"),
+        ({"batch_size": 12.5}, "`batch_size` must be an integer >= 1.*12.5"),
+    ],
+)
+def test_registered_values_that_no_trial_can_use_end_the_search(chosen, message):
+    hp, hypermodel = values(**chosen), Cheap()
+    with pytest.raises(keras_tuner.errors.FatalValueError, match=message):
+        hypermodel.declare_hyperparameters(hp)
+    with pytest.raises(keras_tuner.errors.FatalValueError, match=message):
+        hypermodel.fit(hp, hypermodel.build(values()), X, Y, **FIT)
 
 
 @pytest.mark.parametrize(
@@ -402,11 +446,19 @@ def test_without_keras_tuner(missing, monkeypatch):
     [
         (lambda: MultiviewHyperModel([(5,)], 2), r"`view_shapes` .*Received: .*\[\(5,\)\]"),
         (lambda: MultiviewHyperModel([5, 4], 2), "`view_shapes` must be a list of two or more"),
+        (
+            lambda: MultiviewHyperModel([(5,), (0,)], 2),
+            r"`view_shapes\[1\]\[0\]` must be an integer",
+        ),
+        (lambda: MultiviewHyperModel([(5,), (2.5,)], 2), r"`view_shapes\[1\]\[0\]` must be an int"),
+        (lambda: MultiviewHyperModel([(5,), (None,)], 2), r"`view_shapes\[1\]\[0\]` must be an"),
         (lambda: MultiviewHyperModel(SHAPES, 1), "`num_classes` must be an integer >= 2"),
         (lambda: MultiviewHyperModel(SHAPES, 2, method="cca"), "`method` must be one of"),
         (lambda: MultiviewHyperModel(SHAPES, 2, encoder=3), "`encoder` must be a callable"),
         (lambda: MultiviewHyperModel(SHAPES, 2, pretrain_epochs=0), "`pretrain_epochs` must be"),
         (lambda: ProxLSTMHyperModel((5,), 2), r"`input_shape` must be \(timesteps, features\)"),
+        (lambda: ProxLSTMHyperModel((5, None), 2), r"`input_shape\[1\]` must be an integer >= 1"),
+        (lambda: ProxLSTMHyperModel((0, 3), 2), r"`input_shape\[0\]` must be an integer >= 1"),
         (lambda: ProxLSTMHyperModel((5, 3), 2, encoder="conv"), "`encoder` must be a callable"),
     ],
 )

@@ -64,9 +64,10 @@ LAYERS = {
         lambda u, dtype="float32", **k: RNN(ProxGRUCell(u, dtype=dtype, **k), dtype=dtype),
         "RNN(GRUCell)",
     ),
+    "RNN(GRUCell), reset_after=False": (lambda u, **k: RNN(GRU_CELL(u, reset_after=False)), None),
     "ProxGRU, reset_after=False": (
         lambda u, **k: ProxGRU(u, reset_after=False, **k),
-        "RNN(GRUCell)",
+        "RNN(GRUCell), reset_after=False",
     ),
     "RNN(ProxRNNCell(GRUCell))": (
         lambda u, dtype="float32", jit_compile=False, **k: RNN(

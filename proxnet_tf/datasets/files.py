@@ -1,7 +1,8 @@
-"""What the readers of published files share: archives, text, arrays, and errors that name them."""
+"""What the readers share: checks, archives, text, arrays, and errors that name the file."""
 
 import contextlib
 import lzma
+import numbers
 import pickle
 import re
 import stat
@@ -37,6 +38,18 @@ _UNREADABLE = (
 )
 
 
+def check_integer(name: str, value: Any, *, at_least: int = 1, at_most: int | None = None) -> int:
+    """`value` as an int, or a `ValueError` that names `name`, the value and the range."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    number = int(value) if whole else 0
+    if not whole or number < at_least or (at_most is not None and number > at_most):
+        above = "" if at_most is None else f" and <= {at_most}"
+        raise ValueError(
+            f"`{name}` must be an integer >= {at_least}{above}. Received: {name}={value!r}"
+        )
+    return number
+
+
 def bad_data(path: Any, problem: str, source: str) -> ValueError:
     """The error for a file that is missing, incomplete or of another layout."""
     return ValueError(f"{path}: {problem} The data set is available at {source}.")
@@ -47,6 +60,14 @@ def required(path: Any, source: str) -> Path:
     path = Path(path)
     if not path.exists():
         raise bad_data(path, "there is no such file or folder.", source)
+    return path
+
+
+def required_file(path: Any, source: str) -> Path:
+    """`path` if there is a file, or a `ValueError`."""
+    path = required(path, source)
+    if path.is_dir():
+        raise bad_data(path, "it is a folder; a file is expected.", source)
     return path
 
 
@@ -133,7 +154,7 @@ def folder_of(path: Any, marker: str, source: str) -> Iterator[Path]:
 
 def read_text(path: Any, source: str) -> str:
     """What a UTF-8 text file holds, without a byte-order mark."""
-    path = required(path, source)
+    path = required_file(path, source)
     try:
         return path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -176,7 +197,7 @@ def read_pickle(path: Any, allow_pickle: bool, source: str) -> Any:
 
     Byte strings of Python 2 become strings, one character a byte, as NumPy's arrays need it.
     """
-    path = required(path, source)
+    path = required_file(path, source)
     if allow_pickle is not True:
         raise ValueError(
             f"{path} is a pickle, and loading a pickle can run any program that it contains. If "
@@ -194,12 +215,13 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
     """The arrays `names` of an `.npz` file."""
     names = list(names)
-    path = required(path, source)
+    path = required_file(path, source)
     try:
         with path.open("rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                raise ValueError("it is not an .npz file (a zip archive), or a part of one")
+            stream.seek(0)
             stored = np.load(stream, allow_pickle=allow_pickle, encoding="latin1")
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise ValueError("it holds one object, not an archive of arrays")
             with stored:
                 missing = sorted({*names} - {*stored.files})
                 if missing:

@@ -8,6 +8,7 @@ import numpy as np
 
 from proxnet_tf.datasets.files import (
     bad_data,
+    check_integer,
     folder_of,
     parse_numbers,
     read_lines,
@@ -205,7 +206,13 @@ def _read_ts(file: Path) -> tuple[Part, list[str]]:
     classes = header.get("classlabel", [])[1:]
     if not classes or not _flag(header, "classlabel", file):
         raise bad_data(file, "it has no @classLabel true with the classes.", UEA)
+    if len(set(classes)) < len(classes):
+        raise bad_data(file, f"@classLabel names a class twice: {' '.join(classes)}.", UEA)
     dimensions, length = (_header_count(header, k, file) for k in ("dimensions", "serieslength"))
+    if _flag(header, "univariate", file):
+        if dimensions not in (None, 1):
+            raise bad_data(file, f"@univariate true, but @dimensions {dimensions}.", UEA)
+        dimensions = 1
     series, labels = [], []
     for number, line in lines:
         if not line or line.startswith("#"):
@@ -236,10 +243,10 @@ def _header_count(header: dict[str, list[str]], key: str, file: Path) -> int | N
     if key not in header:
         return None
     try:
-        (count,) = map(int, header[key])
-    except ValueError as error:
-        raise bad_data(file, f"@{key} must be one number, not {header[key]}.", UEA) from error
-    return count
+        return check_integer(key, int(" ".join(header[key])))
+    except ValueError:
+        problem = f"@{key} must be one integer >= 1, not {' '.join(header[key]) or 'nothing'}."
+        raise bad_data(file, problem, UEA) from None
 
 
 def load_imdb(
@@ -276,11 +283,8 @@ def load_imdb(
     Reference: Maas, Daly, Pham, Huang, Ng, Potts, "Learning word vectors for sentiment analysis",
     ACL 2011.
     """
-    if num_words < 3 or max_length < 1:
-        raise ValueError(
-            "`num_words` must be at least 3 and `max_length` at least 1. Received: "
-            f"num_words={num_words}, max_length={max_length}"
-        )
+    num_words = check_integer("num_words", num_words, at_least=3)
+    max_length = check_integer("max_length", max_length)
     parts = ("train", "test")
     if _is_ragged(path):
         names = [f"{kind}_{part}{end}" for part in parts for kind, end in _RAGGED]
@@ -332,8 +336,11 @@ def _is_ragged(path: Any) -> bool:
 
 def _split_ids(arrays: dict[str, np.ndarray], part: str, path: Any) -> list[np.ndarray]:
     ids, lengths = arrays[f"x_{part}_ids"], arrays[f"x_{part}_lengths"]
-    integers = all(np.issubdtype(a.dtype, np.integer) and a.ndim == 1 for a in (ids, lengths))
-    inside = integers and len(lengths) and 1 <= lengths.min() and lengths.max() <= len(ids)
+    for name, array in ((f"x_{part}_ids", ids), (f"x_{part}_lengths", lengths)):
+        if array.dtype.kind not in "iu" or array.ndim != 1:
+            problem = f"{name} must be integers in one row, not {array.dtype} {array.shape}."
+            raise bad_data(path, problem, IMDB)
+    inside = len(lengths) and 1 <= lengths.min() and lengths.max() <= len(ids)
     if not inside or lengths.sum() != len(ids):
         problem = f"x_{part}_lengths must be positive and add up to the size of x_{part}_ids."
         raise bad_data(path, problem, IMDB)

@@ -1,6 +1,5 @@
 """Sketchy: photos of objects and sketches people drew of them."""
 
-import numbers
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.datasets.files import as_float32, bad_data, folder_of, read_pickle, visible
+from proxnet_tf.datasets.files import (
+    as_float32,
+    bad_data,
+    check_integer,
+    folder_of,
+    read_pickle,
+    visible,
+)
 
 SOURCE = "https://sketchy.eye.gatech.edu"
 
@@ -96,7 +102,9 @@ def load_sketchy(
     Reference: Sangkloy, Burnell, Ham, Hays, "The Sketchy database: learning to retrieve badly
     drawn bunnies", SIGGRAPH 2016, https://sketchy.eye.gatech.edu.
     """
-    _check_counts(num_classes=num_classes, pairs_per_class=pairs_per_class, size=size)
+    check_integer("num_classes", num_classes)
+    check_integer("pairs_per_class", pairs_per_class)
+    check_integer("size", size)
     rng = np.random.default_rng(seed)
     with folder_of(path, "photo", SOURCE) as root:
         folders = [_class_folders(root / kind) for kind in ("photo", "sketch")]
@@ -122,12 +130,6 @@ def load_sketchy(
         images = [np.stack([_image(file, size) for file in part]) for part in files]
     labels: np.ndarray = np.repeat(np.arange(num_classes, dtype=np.int32), pairs_per_class)
     return Pairs(images[0], images[1], labels)
-
-
-def _check_counts(**counts: Any) -> None:
-    for name, value in counts.items():
-        if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"`{name}` must be an integer >= 1. Received: {name}={value!r}")
 
 
 def _class_folders(folder: Path) -> dict[str, Path]:
@@ -185,7 +187,7 @@ def load_sketchy_pickle(
         train, test = load_sketchy_pickle("sketchy_20.pkl", allow_pickle=True)
     """
     if num_classes is not None:
-        _check_counts(num_classes=num_classes)
+        check_integer("num_classes", num_classes)
     stored = read_pickle(path, allow_pickle, SOURCE)
     parts = {}
     for view in ("v1", "v2", "label"):

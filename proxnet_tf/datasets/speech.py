@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proxnet_tf.datasets.files import as_float32, bad_data, required
+from proxnet_tf.datasets.files import as_float32, bad_data, check_integer, required_file
 
 SOURCE = "https://home.ttic.edu/~klivescu/XRMB_data/full/README (XRMB, Wisconsin X-ray Micro-Beam)"
 _LAYOUT = {"MFCCS": (None, 39), "ARTICS": (None, 16), "LABELS": (None, 1), "LENGTHS": (1, None)}
@@ -65,7 +65,7 @@ def load_articulatory_speech(path: str | Path) -> Utterances:
     """
     import scipy.io
 
-    path = required(path, SOURCE)
+    path = required_file(path, SOURCE)
     try:
         found = scipy.io.loadmat(str(path), variable_names=list(_LAYOUT))
     except NotImplementedError:
@@ -133,8 +133,7 @@ def split_utterances(utterances: Utterances, train: int) -> tuple[Utterances, Ut
         train, test = split_utterances(utterances, 1837)
     """
     count = len(utterances.lengths)
-    if not 0 < train < count:
-        raise ValueError(f"`train` must be in 1..{count - 1}. Received: train={train!r}")
+    train = check_integer("train", train, at_most=count - 1)
     cut = utterances.lengths[:train].sum()
 
     def part(frames: slice, which: slice) -> Utterances:
@@ -164,8 +163,7 @@ def cut_utterances(utterances: Utterances, frames: int) -> Sequences:
     Example:
         sequences = cut_utterances(utterances, 250)
     """
-    if frames < 1:
-        raise ValueError(f"`frames` must be at least 1. Received: frames={frames!r}")
+    frames = check_integer("frames", frames)
     ends = np.cumsum(utterances.lengths)
     starts = np.concatenate(
         [np.arange(end - n, end, frames) for end, n in zip(ends, utterances.lengths, strict=True)]

@@ -1,11 +1,12 @@
 """Labelled and unlabelled examples in the same batches, for `fit` of any Keras model."""
 
 import math
-import numbers
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from proxnet_tf.datasets.files import check_integer
 
 
 def with_unlabelled(
@@ -101,9 +102,7 @@ def _batches(
         if steps == 0:
             raise ValueError(f"`{name}` must have batches. Received an empty dataset")
         return data.repeat(), steps if steps > 0 else None
-    size = 32 if size is None else size
-    if not isinstance(size, numbers.Integral) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"`{size_name}` must be an integer >= 1. Received: {size_name}={size!r}")
+    size = check_integer(size_name, 32 if size is None else size)
     if isinstance(data, tuple) and data and data[-1] is None:
         data = data[:-1]  # (x, y, None): without weights
     if not hasattr(data, "shape") and not isinstance(data, list | tuple | dict):

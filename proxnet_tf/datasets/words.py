@@ -16,6 +16,7 @@ from proxnet_tf.datasets.files import (
     read_lines,
     read_npz,
     required,
+    required_file,
 )
 
 Path = str | pathlib.Path
@@ -77,14 +78,17 @@ def load_word_vectors(
 
     Args:
         path: the file.
-        wanted: the words to keep, in the file's order; None (the default) keeps all. The whole
-            file is read and checked in either case.
+        wanted: the words to keep, in the file's order; None (the default) keeps all. Every line
+            must have d entries in either case; that they are finite numbers is checked for the
+            words kept.
 
     Returns:
-        The words, and their vectors, float32 `(n, d)`.
+        The words, and their vectors, float32 `(n, d)`. A word that stands twice in the file
+        stands twice here.
 
     Raises:
-        ValueError: no such file, not this format, or fewer lines than the first line announces.
+        ValueError: no such file, not this format, an entry that is no finite number, or fewer
+            lines than the first line announces.
 
     Example:
         words, vectors = load_word_vectors("cc.en.300.vec.gz", wanted={"tiger", "cat"})
@@ -92,7 +96,7 @@ def load_word_vectors(
     Reference: Grave, Bojanowski, Gupta, Joulin, Mikolov (2018), Learning word vectors for 157
     languages.
     """
-    path = required(path, VECTORS_SOURCE)
+    path = required_file(path, VECTORS_SOURCE)
     wanted = None if wanted is None else frozenset(wanted)
 
     def fail(problem: str) -> ValueError:
@@ -142,7 +146,7 @@ def load_word_pairs(path: Path) -> list[tuple[str, str]]:
     Example:
         pairs = load_word_pairs("en-de.txt")
     """
-    path = required(path, PAIRS_SOURCE)
+    path = required_file(path, PAIRS_SOURCE)
     pairs = []
     for number, line in enumerate(_entries(path, PAIRS_SOURCE), start=1):
         words = re.findall(r"[^ \t]+", line)  # other white space can be part of a word
@@ -161,20 +165,22 @@ def load_word_similarity(path: Path) -> Similarity:
         path: a UTF-8 text file.
 
     Raises:
-        ValueError: no such file, a line that is not two words and a number, or no pair.
+        ValueError: no such file, no header, a line that is not two words and a number, or no pair.
 
     Example:
         pairs, scores = load_word_similarity("simlex999_en.tsv")
     """
-    path = required(path, SIMILARITY_SOURCE)
+    path = required_file(path, SIMILARITY_SOURCE)
     pairs, scores = [], []
-    for number, line in enumerate(_entries(path, SIMILARITY_SOURCE)[1:], start=2):
-        try:
-            first, second, score = line.split("\t")
-            value = np.nan if "_" in score else float(score)
-        except ValueError:
-            value = np.nan
-        if not np.isfinite(value):
+    for number, line in enumerate(_entries(path, SIMILARITY_SOURCE), start=1):
+        first, second, value = _scored_pair(line)
+        if number == 1 and np.isfinite(value):
+            raise bad_data(
+                path, f"its first line is not a header but a pair: {line!r}.", SIMILARITY_SOURCE
+            )
+        if number == 1:
+            continue
+        if not (first and second and np.isfinite(value)):
             raise bad_data(
                 path, f"line {number} is not two words and a score: {line!r}.", SIMILARITY_SOURCE
             )
@@ -261,7 +267,10 @@ def load_crosslingual(path: Path) -> Crosslingual:
                 fits and labels.dtype.kind == "U", f"{part}{language}: not a vector for each word"
             )
             name = f"{part}{language}_vectors"
-            check(vectors.dtype.kind == "f", f"{name} has values that are not finite numbers")
+            check(
+                vectors.dtype.kind == "f",
+                f"{name} must be of a floating type and is of {vectors.dtype}",
+            )
             try:
                 arrays[name] = as_float32(vectors)
             except ValueError as error:
@@ -349,6 +358,15 @@ def build_crosslingual(
         (vectors(0, evaluated[0]), vectors(1, evaluated[1])),
         np.array(linked, "int64").reshape(-1, 2),
     )
+
+
+def _scored_pair(line: str) -> tuple[str, str, float]:
+    """Two words and a score; NaN for a line that is none."""
+    try:
+        first, second, score = line.split("\t")
+        return first.strip(), second.strip(), np.nan if "_" in score else float(score)
+    except ValueError:
+        return "", "", np.nan
 
 
 def _spellings(word: str) -> tuple[str, str, str]:

@@ -10,6 +10,9 @@ from proxnet_tf.checks import HasLam, LamWeight, check_choice, check_number
 from proxnet_tf.layers.multiview.prox import ProxCCA
 from proxnet_tf.models.base import MultiviewModel, build_and_infer, family_of
 
+# Arguments that one method, or two, have; with their defaults.
+_OF_PROX = {"lam": 1.0, "inference": "identity", "monitor": False}
+_OF_CORRELATION = {"num_components": None, "epsilon": 1e-4}
 _KERAS_ARGUMENTS = ("name", "dtype", "trainable", "activity_regularizer")
 
 
@@ -124,10 +127,20 @@ class MultiviewClassifier(HasLam, MultiviewModel):
                 "`correlation_weight` must be 0 or None for method='vanilla'; use method='rrm' "
                 f"for a correlation term. Received: correlation_weight={correlation_weight!r}"
             )
-        if method == "vanilla" and kwargs:
+        given = {
+            "lam": self.initial_lam, "inference": inference, "monitor": monitor,
+            "num_components": num_components, "epsilon": self.epsilon,
+        }  # fmt: skip
+        unused = {
+            name: given[name]
+            for name, default in _arguments_without_layer(method).items()
+            if given[name] != default
+        }
+        unused |= kwargs if method == "vanilla" else {}
+        if unused:
             raise ValueError(
-                f"method='vanilla' has no layer that takes {', '.join(sorted(kwargs))}. "
-                f"Received: {kwargs}"
+                f"method={method!r} has no layer that takes {', '.join(sorted(unused))}. "
+                f"Received: {unused}"
             )
         self.regularizer = self.prox = None
         self._options = sorted(kwargs)
@@ -186,13 +199,22 @@ class MultiviewClassifier(HasLam, MultiviewModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        config = dict(config)
+        unused = _arguments_without_layer(
+            config.get("method", "prox")
+        )  # 0.1.0 saved what it ignored
+        config = {name: value for name, value in config.items() if name not in unused}
         config |= _layer_arguments(config.pop("prox_options", None))
         if isinstance(config.get("solver"), dict):
             config["solver"] = keras.saving.deserialize_keras_object(
                 config["solver"], custom_objects=custom_objects
             )
         return super().from_config(config, custom_objects)
+
+
+def _arguments_without_layer(method: str) -> dict[str, Any]:
+    """The arguments that no layer of this method takes, with their defaults."""
+    unused = {} if method == "prox" else _OF_PROX
+    return {**unused, **_OF_CORRELATION} if method == "vanilla" else dict(unused)
 
 
 def _layer_arguments(old: dict[str, Any] | None) -> dict[str, Any]:

@@ -31,7 +31,8 @@ def multiview_model(
         encoders: a layer or model per view, from the view to its code.
         predictors: a layer or model per view, from the code to the output.
         decoders: a layer or model per view, from the code to the view; used by "dccae" only.
-        **options: further arguments of the model, such as `epsilon`.
+        **options: further arguments of the model, such as `epsilon`. `num_components` and
+            `epsilon` say what a correlation is: "vanilla", which has none, goes without them.
 
     Returns:
         The model.
@@ -55,4 +56,10 @@ def multiview_model(
         if decoders is None:
             raise ValueError("The method 'dccae' needs `decoders`. Received: decoders=None")
         return DCCAE(encoders, decoders, predictors, **options)
+    if method == "vanilla":
+        options = {
+            name: value
+            for name, value in options.items()
+            if name not in ("num_components", "epsilon")
+        }
     return MultiviewClassifier(encoders, predictors, method=method, **options)

@@ -8,13 +8,23 @@ import zipfile
 import numpy as np
 import pytest
 
-from proxnet_tf.datasets import unpack
+from proxnet_tf.datasets import (
+    load_articulatory_speech,
+    load_crosslingual,
+    load_imdb,
+    load_word_pairs,
+    load_word_similarity,
+    load_word_vectors,
+    unpack,
+)
 from proxnet_tf.datasets.files import (
+    check_integer,
     folder_of,
     read_lines,
     read_npz,
     read_pickle,
     read_table,
+    read_text,
     required,
 )
 
@@ -146,7 +156,7 @@ def test_lines_end_as_on_every_system(mark, tmp_path):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=rf"a\.txt: it is not UTF-8 text.*{SOURCE}"):
             read_lines(path, SOURCE)
-    with pytest.raises(ValueError, match=r"it is not UTF-8 text.*directory"):
+    with pytest.raises(ValueError, match="it is a folder; a file is expected"):
         read_lines(tmp_path, SOURCE)
 
 
@@ -164,6 +174,33 @@ def test_a_pickle_of_python_2(tmp_path):
     np.testing.assert_array_equal(found["v1"], [1, -2])
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda path: read_text(path, SOURCE),
+        lambda path: read_table(path, 1, SOURCE),
+        lambda path: read_npz(path, ["x"], SOURCE),
+        lambda path: read_pickle(path, True, SOURCE),
+        load_imdb,
+        load_crosslingual,
+        load_word_vectors,
+        load_word_pairs,
+        load_word_similarity,
+        load_articulatory_speech,
+    ],
+)
+def test_a_folder_in_place_of_a_file(read, tmp_path):
+    with pytest.raises(ValueError, match=r"it is a folder; a file is expected.*available at"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", None, 6])
+def test_integers(value):
+    with pytest.raises(ValueError, match=rf"`n` must be an integer >= 1 and <= 5.*n={value!r}"):
+        check_integer("n", value, at_most=5)
+    assert check_integer("n", np.int32(5), at_most=5) == 5
+
+
 def test_arrays_and_tables(tmp_path):
     with pytest.raises(ValueError, match=rf"no.txt: there is no such file.*{SOURCE}"):
         required(tmp_path / "no.txt", SOURCE)
@@ -178,8 +215,10 @@ def test_arrays_and_tables(tmp_path):
         read_npz(tmp_path / "a.npz", ["x"], SOURCE)
 
     np.save(tmp_path / "b.npy", np.arange(3))
-    with pytest.raises(ValueError, match=rf"cannot be read as arrays.*{SOURCE}"):
-        read_npz(tmp_path / "b.npy", ["x"], SOURCE)
+    (tmp_path / "b.txt").write_text("1 2 3\n")
+    for name in ("b.npy", "b.txt"):
+        with pytest.raises(ValueError, match=rf"{name}: .*not an .npz file.*{SOURCE}"):
+            read_npz(tmp_path / name, ["x"], SOURCE)
 
     (tmp_path / "t.txt").write_bytes(b"\xef\xbb\xbf 1.5e0 2\r\n-3 4\r\n\r\n")
     table = read_table(tmp_path / "t.txt", 2, SOURCE)

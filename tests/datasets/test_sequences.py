@@ -175,7 +175,17 @@ def test_uea_chooses_by_name(uea):
         (HEADER.replace("true no yes", "false") + "1:1:no", "no @classLabel"),
         (HEADER.replace("true no yes", "false no yes") + "1:1:no", "no @classLabel"),
         (HEADER.replace("true no yes", "no yes") + "1:1:no", "@classlabel must be true or false"),
-        (HEADER.replace("dimensions 2", "dimensions two") + "1:1:no", "must be one number"),
+        (HEADER.replace("dimensions 2", "dimensions two") + "1:1:no", "must be one integer"),
+        (HEADER.replace("dimensions 2", "dimensions 0") + "1:1:no", "@dimensions must be one int"),
+        (HEADER.replace("dimensions 2", "dimensions") + "1:1:no", "must be one integer >= 1"),
+        (HEADER.replace("@data", "@seriesLength 0\n@data") + "1:1:no", "@serieslength must be"),
+        (HEADER.replace("univariate false", "univariate true") + "1:1:no", "but @dimensions 2"),
+        (
+            HEADER.replace("univariate false", "univariate true").replace("@dimensions 2", "#")
+            + "1:1:no",
+            "line 10 is not 1 dim",
+        ),
+        (HEADER.replace("no yes", "no yes no") + "1:1:no", "names a class twice: no yes no"),
         (
             HEADER.replace("equalLength false", "equalLength true\n@seriesLength 2") + "1:1:no",
             "length",
@@ -281,7 +291,9 @@ def test_imdb_of_keras(tmp_path):
         ({"x_train_lengths": np.array([2, 1, 2])}, "add up to the size"),
         ({"x_train_lengths": np.array([2, 0, 4])}, "must be positive"),
         ({"x_train_lengths": np.array([2**63, 2**63, 6], np.uint64)}, "add up to the size"),
-        ({"x_test_ids": np.array([0.5] * 4)}, "add up to the size"),
+        ({"x_test_ids": np.array([0.5] * 4)}, r"x_test_ids must be integers .* float64 \(4,\)"),
+        ({"x_test_ids": np.ones((2, 2), int)}, r"x_test_ids must be integers .* int64 \(2, 2\)"),
+        ({"x_train_lengths": np.array([2.0, 1, 3])}, "x_train_lengths must be integers"),
         ({"y_train": np.array([1, 0])}, "for each of 3 reviews"),
         ({"y_test": np.array([2])}, "must be 0 or 1"),
         ({"x_test_ids": np.array([3, 0, 8, 8])}, "an id below 1"),
@@ -302,5 +314,6 @@ def test_truncated_and_missing_imdb_files_are_refused(tmp_path):
         load_imdb(tmp_path / "imdb.npz")
     with pytest.raises(ValueError, match=r"no such file or folder.*ai.stanford.edu"):
         load_imdb(tmp_path / "none.npz")
-    with pytest.raises(ValueError, match="`num_words` must be at least 3"):
-        load_imdb(tmp_path / "imdb.npz", num_words=2)
+    for arguments in ({"num_words": 2}, {"num_words": 3.5}, {"max_length": 0}, {"max_length": 1.5}):
+        with pytest.raises(ValueError, match=f"`{next(iter(arguments))}` must be an integer >= "):
+            load_imdb(tmp_path / "imdb.npz", **arguments)

@@ -158,26 +158,31 @@ def loss_of_covariance(s, sizes, k, epsilon, objective):
 
 
 def map_of_covariance(s, n, sizes, lam, k, epsilon, objective):
-    """M = (I + n/lam Gamma)^-1 with Gamma = 2/(n-1) dL/dS at the proximal map of n rows.
-
-    The rows have the covariance S; the derivative is by central differences.
-    """
+    """M, see `map_at`, of the proximal map of n rows, which have the covariance S."""
     values, vectors = np.linalg.eigh(s)
     root = np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T
     q = np.random.default_rng(0).normal(size=(n, len(s)))
     q, _ = np.linalg.qr(q - q.mean(0))
     p, _ = prox(np.sqrt(n - 1.0) * q @ root, sizes, lam, k, epsilon, objective, descent=True)
-    moved, gamma, h = p.T @ p / (n - 1), np.zeros_like(s), 1e-5
-    for a in range(len(s)):
+    return map_at(p.T @ p / (n - 1), n, sizes, lam, k, epsilon, objective)
+
+
+def map_at(moved, n, sizes, lam, k, epsilon, objective):
+    """M = (I + n/lam Gamma)^-1 with Gamma = 2/(n-1) dL/dS at the covariance of the moved rows.
+
+    The derivative is by central differences.
+    """
+    gamma, h = np.zeros_like(moved), 1e-5
+    for a in range(len(moved)):
         for b in range(a + 1):
-            change = np.zeros_like(s)
+            change = np.zeros_like(moved)
             change[a, b] = change[b, a] = h if a == b else h / 2
             values = [
                 loss_of_covariance(moved + sign * change, sizes, k, epsilon, objective)
                 for sign in (1, -1)
             ]
             gamma[a, b] = gamma[b, a] = (values[0] - values[1]) / (2 * h)
-    return np.linalg.inv(np.eye(len(s)) + n / lam * 2 / (n - 1) * gamma)
+    return np.linalg.inv(np.eye(len(moved)) + n / lam * 2 / (n - 1) * gamma)
 
 
 def incomplete_prox(x, present, sizes, lam, k, epsilon, objective):

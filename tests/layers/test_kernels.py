@@ -300,6 +300,19 @@ def test_lam_moves_between_plain_and_flat_features():
         (lambda: features(invariances=["flat"]), "gradient_flatness"),
         (lambda: features(landmarks=DATA[0]), "rows, features"),
         (lambda: features(landmarks=np.full((2, 2), np.nan)), "finite"),
+        (lambda: features(landmarks=np.zeros((0, 2))), r"neither of them 0.*\(0, 2\)"),
+        (lambda: Invariance("gradient_flatness", points=np.zeros((3, 0))), "neither of them 0"),
+        *[
+            (lambda v=value: features(kernel_options={"length_scale": v}), message)
+            for value, message in [
+                (0.0, "`kernel_options` must be in the ranges of ExponentiatedQuadratic"),
+                (-1.0, "positive, for instance.*'length_scale': -1.0"),
+                (float("nan"), "`length_scale` must be a finite number"),
+                ("wide", "`length_scale` must be a finite number"),
+            ]
+        ],
+        (lambda: features(invariances=None), r"`invariances` must be .*\(\) for none.*None"),
+        (lambda: features(invariances=[3]), r"`invariances` must be a name .*\[3\]"),
         (lambda: features()(np.zeros((2, 3))), "3 features"),
         (lambda: features().adapt(DATA), "nothing to draw"),
         (lambda: ProxKernelFeatures("gaussian", num_landmarks=40).adapt(DATA), "at least"),

@@ -79,7 +79,7 @@ def test_models_by_name(method):
         method, "MultiviewClassifier"
     )
     assert getattr(model, "method", method) == method
-    assert (model.epsilon, model.predict_with) == (0.01, 1)
+    assert (model.epsilon, model.predict_with) == (1e-4 if method == "vanilla" else 0.01, 1)
 
 
 @pytest.mark.parametrize("name", ["rrm", "dcca", "dccae"])
@@ -192,6 +192,26 @@ def test_views_in_a_dict_are_refused():
 def test_bad_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("method", "argument", "value"),
+    [
+        *[(m, "lam", 2.0) for m in ("rrm", "vanilla")],
+        *[(m, "inference", "moving") for m in ("rrm", "vanilla")],
+        *[(m, "monitor", True) for m in ("rrm", "vanilla")],
+        ("vanilla", "num_components", 1),
+        ("vanilla", "epsilon", 0.5),
+    ],
+)
+def test_arguments_of_another_method_are_refused(method, argument, value):
+    message = rf"method='{method}' has no layer that takes {argument}.*{value!r}"
+    with pytest.raises(ValueError, match=message):
+        MultiviewClassifier(encoders(), predictors(), method=method, **{argument: value})
+    # Files saved by 0.1.0 may hold such values, which had no effect.
+    config = MultiviewClassifier(encoders(), predictors(), method=method).get_config()
+    model = MultiviewClassifier.from_config(config | {argument: value})
+    assert json.dumps(model.get_config()) == json.dumps(config)
 
 
 def test_bad_views_are_refused():

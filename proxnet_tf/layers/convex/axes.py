@@ -70,7 +70,14 @@ def apply_closed_form(
         return from_last(form.prox(to_last(x, axis), lam), axis)
     if over == "time":
         check_rank(x, "(batch, time, features)")
-        valid = None if mask is None else tf.broadcast_to(mask[..., tf.newaxis], tf.shape(x))
+        valid = None
+        if mask is not None:
+            if not mask.shape.is_compatible_with(x.shape[:2]):
+                raise ValueError(
+                    f"`mask` must have the shape (batch, time) of the input, {tuple(x.shape[:2])}. "
+                    f"Received: a mask of shape {tuple(mask.shape)}"
+                )
+            valid = tf.broadcast_to(mask[..., tf.newaxis], tf.shape(x))
         if matrix:
             return form.prox(x, lam, valid)
         swapped = tf.transpose(x, [0, 2, 1])

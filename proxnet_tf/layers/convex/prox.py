@@ -114,7 +114,7 @@ class Prox(HasLam, keras.layers.Layer):
         self.regularizer = _resolve("regularizer", regularizer)
         self.initial_lam = check_number("lam", lam, above=0.0)
         self.constraint = _resolve("constraint", constraint)
-        self.axis = axis
+        self.axis = check_integer("axis", axis, at_least=None)
         self.over = check_choice("over", over, ("example", "time", "batch"))
         self.start = start if start is None or callable(start) else check_number("start", start)
         self.tolerance = (

@@ -136,8 +136,17 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
                 "`kernel` must be 'gaussian', 'laplace', a name in tfp.math.psd_kernels such as "
                 f"'MaternFiveHalves', or a callable. Received: kernel={self.kernel!r}"
             )
-        options = {name: tf.constant(v, dtype) for name, v in self.kernel_options.items()}
-        return kernel_class(**options)
+        options = {
+            option: tf.constant(check_number(option, value), dtype)
+            for option, value in self.kernel_options.items()
+        }
+        try:
+            return kernel_class(**options, validate_args=True)
+        except tf.errors.InvalidArgumentError as error:
+            raise ValueError(
+                f"`kernel_options` must be in the ranges of {name}: its amplitude and length_scale "
+                f"are positive, for instance. Received: kernel_options={self.kernel_options!r}"
+            ) from error
 
     def build(self, input_shape: Any) -> None:
         count, size = self._count, input_shape[-1]
@@ -337,4 +346,11 @@ def _constant(value: np.ndarray) -> Callable[..., tf.Tensor]:
 
 
 def _listed(value: Any) -> list[Any]:
-    return [value] if isinstance(value, str | Invariance) else list(value)
+    listed = [value] if isinstance(value, str | Invariance) else value
+    ok = isinstance(listed, list | tuple)
+    if not ok or not all(isinstance(one, str | Invariance) for one in listed):
+        raise ValueError(
+            "`invariances` must be a name or an `Invariance`, or a list of them; () for none. "
+            f"Received: invariances={value!r}"
+        )
+    return list(listed)

@@ -99,9 +99,9 @@ class Invariance:
 def finite_matrix(name: str, value: Any) -> np.ndarray:
     """`value` as a float64 matrix, or a `ValueError` if it is none or not finite."""
     matrix = real_array(f"`{name}`", value)
-    if matrix.ndim != 2 or not np.isfinite(matrix).all():
+    if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
         raise ValueError(
-            f"`{name}` must be a finite array of shape (rows, features). Received: shape "
-            f"{matrix.shape}"
+            f"`{name}` must be a finite array of shape (rows, features), neither of them 0. "
+            f"Received: shape {matrix.shape}"
         )
     return matrix

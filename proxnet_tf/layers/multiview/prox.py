@@ -247,7 +247,8 @@ class ProxCCA(_MultiviewProx):
     rows with these moments. In a row that lacks a view, the view is filled in by its regression on
     each of those that are there (their mean), for the map only: what is missing passes unchanged.
     The gradient is exact; it is not smooth where a canonical correlation of the estimate is one.
-    Two views that no row has together pass unchanged. For complete rows both ways do the same.
+    Two views that no row has together have no correlation: with `ProxCCA` they pass unchanged, with
+    `ProxGCCA` if `epsilon` is 0. For complete rows both ways do the same.
     The monitored correlations are those of the moments. In our measurements "pairwise" came nearer
     to the map of the complete batch in small batches and for three views, but did not lower the
     error of classifiers (see the guide).

@@ -1,6 +1,7 @@
 """What the layers over gated cells with a proximal state share: one loop over time."""
 
 import inspect
+import operator
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,6 +12,12 @@ from proxnet_tf.checks import HasLam
 from proxnet_tf.layers.recurrent.gated_cell import GatedCell, with_lam
 from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.recurrent.scan import prox_sequence
+
+
+def _cell_arguments(cls: type["GatedRNN"]) -> set[str]:
+    """The arguments, but `units`, of the cell of Keras."""
+    names = inspect.signature(cls.cell_class.plain_class.__init__).parameters
+    return {*names, "implementation"} - {"self", "units", "kwargs"}
 
 
 class GatedRNN(HasLam, keras.layers.RNN):
@@ -27,6 +34,13 @@ class GatedRNN(HasLam, keras.layers.RNN):
     plain_class: ClassVar[type[keras.layers.RNN]]
     short_name: ClassVar[str]
     num_states: ClassVar[int]
+
+    def __init_subclass__(cls, **kwargs: Any):
+        """Gives a class the attributes that the layer of Keras has from its cell."""
+        super().__init_subclass__(**kwargs)
+        for name in _cell_arguments(cls):
+            if not hasattr(cls, name):
+                setattr(cls, name, property(operator.attrgetter(f"cell.{name}")))
 
     def __init__(
         self,
@@ -49,9 +63,9 @@ class GatedRNN(HasLam, keras.layers.RNN):
         activity_regularizer: Any = None,
         **kwargs: Any,
     ):
-        plain_cell = inspect.signature(self.cell_class.plain_class.__init__).parameters
-        names = {*plain_cell, "implementation"} - {"self", "units", "kwargs"}
-        cell_arguments = {name: kwargs.pop(name) for name in names & set(kwargs)}
+        cell_arguments = {
+            name: kwargs.pop(name) for name in _cell_arguments(type(self)) & set(kwargs)
+        }
         cell = self.cell_class(
             units,
             lam=lam,

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops.convex.chain import as_rows
+from proxnet_tf.ops.convex.sets import without_nan
 from proxnet_tf.ops.convex.smooth import ProxSolution, default_tolerance
 from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.once import check_tapes, differentiable_once
@@ -142,7 +143,8 @@ def dropout_solution(
         usable = (squared > 0) & tf.math.is_finite(squared**2)
         safe = tf.where(usable, fixed, tf.ones_like(fixed))
         s, steps = _search(safe**2, fixed_lam, num_points)
-        point = tf.where(usable, _point(s, safe, fixed_lam), fixed)
+        known, nan = without_nan(fixed)
+        point = tf.where(usable, _point(s, safe, fixed_lam), known + nan)
         slope = tf.abs(_profile_slope(s, safe**2, fixed_lam))
         # Where c = x there is nothing to solve, unless x itself is not finite.
         trivial = 0 * tf.reduce_sum(fixed, axis=-1, keepdims=True)

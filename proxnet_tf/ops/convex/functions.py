@@ -183,9 +183,19 @@ def spectrum(matrix: Any) -> dict[str, np.ndarray]:
     return {"eigenvalues": np.maximum(values, 0), "eigenvectors": vectors}
 
 
+def _check_width(x: tf.Tensor, eigenvalues: np.ndarray) -> None:
+    size = len(eigenvalues)
+    if x.shape[-1] not in (None, size):
+        raise ValueError(
+            f"`matrix` is {size} x {size}, so the vectors it acts on must have {size} entries. "
+            f"Received: vectors of {x.shape[-1]} entries, shape {tuple(x.shape)}"
+        )
+
+
 def quadratic(z: tf.Tensor, eigenvalues: np.ndarray, eigenvectors: np.ndarray) -> tf.Tensor:
     """1/2 z^T Q z with Q = U diag(q) U^T; shape of `z` without its last axis."""
     z = tf.convert_to_tensor(z)
+    _check_width(z, eigenvalues)
     room = headroom(z)
     root = tf.cast(eigenvectors * np.sqrt(eigenvalues), z.dtype)
     return tf.reduce_sum((tf.tensordot(z * room, root, axes=1) / room) ** 2, axis=-1) / 2
@@ -203,12 +213,18 @@ def prox_quadratic(
         [1.0, 3.0]
     """
     x = tf.convert_to_tensor(x)
+    _check_width(x, eigenvalues)
     basis, q = (tf.cast(v, x.dtype) for v in (eigenvectors, eigenvalues))
-    # x - Q (lam I + Q)^{-1} x: what is taken away carries the rounding, not x.
-    share = 1 / (1 + tf.math.reciprocal_no_nan(q) * scalar(lam, x.dtype))
+    ratio = tf.math.reciprocal_no_nan(q) * scalar(lam, x.dtype)  # lam/q
+    removed = tf.where(q > 0, 1 / (1 + ratio), tf.zeros_like(q))
+    kept = tf.where((q > 0) & (ratio < 1), tf.minimum(ratio, 1) * removed, 1 - removed)
+    # An entry that loses little is x less what is removed, another one is what is kept: rounding
+    # is relative to the smaller part.
+    shrinks = tf.linalg.matvec(basis**2, removed) > 0.5
+    back = basis * tf.where(shrinks[:, None], kept, -removed)
     room = headroom(x)
-    removed = tf.tensordot(x * room, basis, axes=1) * tf.where(q > 0, share, tf.zeros_like(q))
-    return (x * room - tf.tensordot(removed, tf.transpose(basis), axes=1)) / room
+    moved = tf.tensordot(tf.tensordot(x * room, basis, axes=1), tf.transpose(back), axes=1)
+    return (tf.where(shrinks, tf.zeros_like(x), x * room) + moved) / room
 
 
 # The largest entry -----------------------------------------------------------------------------

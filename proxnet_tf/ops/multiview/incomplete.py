@@ -64,8 +64,9 @@ def pairwise_prox(
     """The map of (1) from the moments of each pair of views, for the views that each row has.
 
     For complete rows it is `multiview_prox`. What a row lacks passes unchanged, and its gradient
-    too. Two views that no row has together have no correlation, and P = X for them. With fewer
-    than two rows of a view, or all rows equal, that view passes unchanged.
+    too. Two views that no row has together have no correlation: then P = X for `CCA`, and for
+    `GCCA` if epsilon = 0 (a ridge ranks the directions of each view by itself). With fewer than
+    two rows of a view, or all rows equal, that view passes unchanged.
 
     The gradient is exact, through the moments, the map and (18). Not differentiable where
     mu_k = mu_{k+1} and at the kinks of (17), see `pairwise`. A second derivative raises

@@ -377,6 +377,24 @@ def log_cosh_wide(z):
         (lambda: Prox(log_cosh, constraint="l1"), "of a set"),
         (lambda: Prox("l1", over="time", axis=1), "over='example' only"),
         (lambda: Prox("l1", axis=0)(inputs(2, 3)), "other than the batch"),
+        (lambda: Prox("l1", axis="a"), "`axis` must be an integer. Received: axis='a'"),
+        (lambda: Prox("l1", axis=1.0), "`axis` must be an integer. Received: axis=1.0"),
+        *[
+            (
+                lambda n=name, s=shape: Prox(n, over="time")(
+                    inputs(2, 3, 1), mask=np.ones(s, bool)
+                ),
+                r"`mask` must have the shape \(batch, time\) of the input, \(2, 3\)",
+            )
+            for name in ("total_variation", "l1")
+            for shape in ((2, 4), (2, 1), (3, 3), (2,))
+        ],
+        (lambda: Prox(Regularizer("quadratic", matrix=np.eye(3)))(inputs(2, 4)), "3 x 3.*of 4"),
+        (lambda: Regularizer("quadratic", matrix=np.eye(3))(inputs(2, 4)), "3 x 3.*of 4 entries"),
+        (
+            lambda: Prox(Regularizer("quadratic", matrix=np.eye(3)), over="time")(inputs(2, 4, 3)),
+            "3 x 3.*of 4 entries",
+        ),
         (lambda: Prox(log_cosh, max_iterations=0), "max_iterations"),
         (lambda: Prox(log_cosh, tolerance=-1.0), "tolerance"),
         (lambda: Prox("l1")([inputs(2, 3), inputs(2, 3)]), "takes a context"),

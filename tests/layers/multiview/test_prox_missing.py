@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from scipy.linalg import block_diag
 
 from proxnet_tf import MultiviewClassifier
 from tests.helpers import multiview_reference as reference
@@ -44,6 +45,35 @@ def test_each_row_is_moved_in_the_views_that_it_has(kind, how):
     assert np.abs(expected - x)[there & ~present.all(1)[:, None]].max() > 0.03
     np.testing.assert_allclose(joined[there], expected[there], atol=2e-5)
     assert np.isnan(joined[~there]).all()
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-2])
+def test_views_that_no_row_has_together(kind, ridge):
+    """No correlation to act on; only the ridge of GCCA tells directions of a view apart."""
+    x = kind.joined(30, 21, "float64")
+    count = len(kind.sizes)
+    present = np.arange(30)[:, None] % count == np.arange(count)
+    layer = pairwise(kind, epsilon=ridge)
+    moved = np.concatenate(layer(kind.parts(x), training=True, mask=[*present.T]), 1)
+    if kind is not GCCA or not ridge:
+        np.testing.assert_allclose(moved, x, atol=1e-12)
+        return
+    assert np.abs(moved - x).max() > 1e-2
+    mean, _, s = reference.pairwise_covariance(x, present, kind.sizes)
+    own = [
+        np.linalg.lstsq(a[has] - a[has].mean(0), b[has] - a[has].mean(0), rcond=None)[0]
+        for a, b, has in zip(kind.parts(x), kind.parts(moved), present.T, strict=True)
+    ]
+    linear = block_diag(*own)
+    np.testing.assert_allclose(
+        ((x - mean) @ linear + mean)[entries(kind, present)],
+        moved[entries(kind, present)],
+        atol=1e-9,
+    )
+    stationary = reference.map_at(
+        linear.T @ s @ linear, 30, kind.sizes, 2.0, kind.k, ridge, kind.name
+    )
+    np.testing.assert_allclose(linear, stationary, atol=1e-6)
 
 
 def test_sequences_and_a_mask_of_one_view(kind):

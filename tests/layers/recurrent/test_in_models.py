@@ -1,11 +1,14 @@
 """The recurrent layers in models: 16 bits, two of a kind, monitors. See `tests/contract` too."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
+from proxnet_tf.layers.recurrent.gru import ProxGRU
 from proxnet_tf.layers.recurrent.lstm import ProxLSTM
 from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell
 from tests.layers.recurrent.test_lstm import (
@@ -88,6 +91,33 @@ def test_training_in_16_bits(cell, dtype):
     history = model.fit(x, x[:, 0, :1], epochs=2, verbose=0)
     assert np.isfinite(history.history["loss"]).all()
     assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+@pytest.mark.parametrize("cls", [ProxLSTM, ProxGRU])
+def test_the_attributes_of_the_layer_of_keras(cls):
+    arguments = {
+        "dropout": 0.25, "recurrent_dropout": 0.125, "activation": "softsign",
+        "recurrent_activation": "hard_sigmoid" if cls is ProxGRU else "sigmoid",
+        "use_bias": False, "kernel_initializer": "ones", "kernel_regularizer": "l2",
+        "bias_constraint": "non_neg",
+    }  # fmt: skip
+    layer, plain = cls(3, **arguments), cls.plain_class(3, **arguments)
+    public = {
+        name
+        for name in inspect.signature(cls.plain_class.__init__).parameters
+        if hasattr(plain, name)
+    }
+    assert {"units", "dropout", "activation", "recurrent_regularizer", "use_bias"} < public
+    # `use_cudnn` chooses a kernel, and `implementation` is 2 where ours runs fused.
+    serialize = keras.saving.serialize_keras_object
+    for name in public - {"use_cudnn", "implementation"}:
+        ours, theirs = getattr(layer, name), getattr(plain, name)
+        assert serialize(ours) == serialize(theirs), name
+
+    class Own(cls):
+        """A subclass has them, too."""
+
+    assert Own(3, dropout=0.5).dropout == 0.5
 
 
 @pytest.mark.parametrize("kind", LAYERS)

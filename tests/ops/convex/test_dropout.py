@@ -45,6 +45,15 @@ def test_global_minimum(seed, size, lam, scale):
         np.testing.assert_allclose(slope, 0, atol=1e-6 * scale**2)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_nan_takes_its_whole_vector_and_no_other(dtype):
+    x = tf.constant([[1.0, np.nan, 2.0], [1.0, 0.5, 2.0]], dtype)
+    found = dropout_solution(x, 0.5)
+    assert np.isnan(found.point[0]).all()
+    np.testing.assert_array_equal(found.point[1], prox_dropout(x[1:], 0.5)[0])
+    assert found.report.converged.numpy().tolist() == [False, True]
+
+
 def test_float32_finds_the_minimum_of_a_flat_profile():
     x = np.random.default_rng(0).standard_normal((200, 12))
     single = prox_dropout(x.astype("float32"), 0.5)
@@ -156,4 +165,4 @@ def test_what_is_not_finite_stays_in_its_own_row():
         x[0, 0] = bad
         c = prox_dropout(x, 0.5).numpy()
         np.testing.assert_allclose(c[1:], expected, atol=1e-12)
-        np.testing.assert_array_equal(c[0], x[0])
+        np.testing.assert_array_equal(c[0], [np.nan] * 4 if np.isnan(bad) else x[0])

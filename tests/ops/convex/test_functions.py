@@ -67,6 +67,33 @@ def test_spectrum_refuses_what_has_no_minimum(matrix, message):
         functions.spectrum(matrix)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("lam", [1e-30, 1e-6, 1.0, 1e6])
+def test_quadratic_is_exact_relative_to_what_it_keeps(lam, dtype):
+    """Q = [[2, 1], [1, 3]], with and without an entry that no penalty touches."""
+    # (Q + lam I)^{-1} lam x for x = (1, 1): lam (2 + lam, 1 + lam)/det.
+    det = (2 + lam) * (3 + lam) - 1
+    expected = lam / det * np.array([2 + lam, 1 + lam])
+    # Its derivative in lam is (Q + lam I)^{-1} Q (Q + lam I)^{-1} x.
+    inverse = np.array([[3 + lam, -1.0], [-1.0, 2 + lam]]) / det
+    slope = (inverse @ np.array([[2.0, 1.0], [1.0, 3.0]]) @ inverse @ [1.0, 1.0])[0]
+    for free in (0, 1):
+        matrix = np.zeros((2 + free, 2 + free))
+        matrix[:2, :2] = [[2.0, 1.0], [1.0, 3.0]]
+        x = tf.ones([2 + free], dtype)
+        weight = tf.constant(lam, dtype)
+        with tf.GradientTape() as tape:
+            tape.watch((x, weight))
+            z = functions.prox_quadratic(x, weight, **functions.spectrum(matrix))
+            first = z[0]
+        dx, dlam = tape.gradient(first, (x, weight))
+        tolerance = 1e-5 if dtype == "float32" else 1e-13
+        np.testing.assert_allclose(z, [*expected, 1.0][: 2 + free], rtol=tolerance)
+        slopes = lam / det * np.array([3 + lam, -1.0, 0.0][: 2 + free])
+        np.testing.assert_allclose(dx, slopes, rtol=tolerance, atol=0)
+        np.testing.assert_allclose(dlam, slope, rtol=10 * tolerance)
+
+
 def test_group_size_must_divide_the_axis():
     with pytest.raises(ValueError, match="group_size"):
         functions.prox_group_l2(tf.zeros([2, 5]), 1.0, group_size=2)

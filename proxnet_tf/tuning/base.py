@@ -1,0 +1,176 @@
+"""What the HyperModels share: lam, optimizer, batch size, and the checks of a trial."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import keras_tuner
+
+from proxnet_tf.callbacks import LambdaSchedule, linear_lambda
+from proxnet_tf.checks import check_choice, check_integer
+
+
+class ProxHyperModel(keras_tuner.HyperModel):
+    """A search over lam, optimizer and batch size; what it builds is up to the subclasses."""
+
+    _scheduled = True
+
+    def __init__(self, num_classes: int, name: str | None = None):
+        super().__init__(name=name)
+        self.num_classes = check_integer("num_classes", num_classes, at_least=2)
+
+    def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
+        """Registers what `fit` tunes, so that the space is whole before the first trial."""
+        self.batch_size(hp)
+        if self._scheduled:
+            self.schedule(hp)
+
+    def batch_size(self, hp: keras_tuner.HyperParameters) -> int:
+        """Rows of a mini-batch."""
+        size = hp.Choice("batch_size", [100, 200, 300, 400])
+        with _ending_the_search():
+            return check_integer("batch_size", size)
+
+    def schedule(self, hp: keras_tuner.HyperParameters) -> Callable[[int], float]:
+        """lam by epoch: (1 + k t) alpha0, or a constant."""
+        kind = hp.Choice("lam_schedule", ["linear", "fixed"])
+        with _ending_the_search():  # override `schedule` for another one
+            check_choice("lam_schedule", kind, ("linear", "fixed"))
+        with _under(hp, "alpha0", "linear"):
+            alpha0 = hp.Float("alpha0", 1e-3, 10.0, sampling="log", default=0.1)
+        with _under(hp, "k", "linear"):
+            k = hp.Float("k", 1e-2, 1.0, sampling="log", default=0.5)
+        with _under(hp, "lam", "fixed"):
+            lam = hp.Choice("lam", [0.001, 0.01, 0.1, 1.0, 10.0], default=0.1)
+        return linear_lambda(alpha0, k) if kind == "linear" else linear_lambda(lam, 0.0)
+
+    def optimizer(self, hp: keras_tuner.HyperParameters) -> keras.optimizers.Optimizer:
+        """Adam with weight decay."""
+        return keras.optimizers.Adam(
+            hp.Float("learning_rate", 1e-4, 1e-2, sampling="log", default=1e-3),
+            weight_decay=hp.Float("weight_decay", 1e-6, 1e-2, sampling="log", default=1e-4),
+        )
+
+    def compile(self, hp: keras_tuner.HyperParameters, model: keras.Model) -> None:
+        """Compiles a model for integer labels, with the metric "accuracy"."""
+        model.compile(
+            self.optimizer(hp),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+            jit_compile=False,  # every trial would compile anew
+        )
+
+    def _compiled(self, hp: Any, model: keras.Model) -> keras.Model:
+        self.compile(hp, model)
+        # So that a checkpoint brings the optimizer's state back, too.
+        model.optimizer.build(model.trainable_variables)
+        return model
+
+    def metric_names(self, model: keras.Model) -> set[str]:
+        """Names that the training of a compiled, built model writes to the logs.
+
+        Extend it if a callback of yours writes another one that is the objective.
+        """
+        config = model.get_compile_config()
+        compiled = [*_names(config["metrics"]), *_names(config["weighted_metrics"])]
+        return {"loss", *compiled, *(metric.name for metric in model.metrics)}
+
+    def fit(
+        self,
+        hp: keras_tuner.HyperParameters,
+        model: keras.Model,
+        x: Any,
+        *args: Any,
+        callbacks: Iterable[keras.callbacks.Callback] = (),
+        **kwargs: Any,
+    ) -> keras.callbacks.History:
+        """Trains a trial's model on arrays; the other arguments are those of `keras.Model.fit`."""
+        callbacks = list(callbacks)
+        self._check_objective(model, callbacks, kwargs)
+        parts = x if isinstance(x, list | tuple) else [x]
+        if "batch_size" in kwargs or not all(hasattr(part, "shape") for part in parts):
+            received = f"batch_size={kwargs.get('batch_size')}, x of the type {type(x).__name__}"
+            raise keras_tuner.errors.FatalValueError(
+                "The search tunes the batch size: pass arrays to `search`, and to fix the size "
+                "register it first, hp.Fixed('batch_size', 100), and give the tuner "
+                f"hyperparameters=hp. Received: {received}"
+            )
+        own: list = [FailOnNaN()]
+        if self._scheduled:
+            own.append(LambdaSchedule(self.schedule(hp)))
+        return self._train(hp, model, x, *args, callbacks=[*own, *callbacks], **kwargs)
+
+    def _train(
+        self, hp: Any, model: keras.Model, x: Any, *args: Any, **kwargs: Any
+    ) -> keras.callbacks.History:
+        return model.fit(x, *args, batch_size=self.batch_size(hp), **kwargs)
+
+    def _check_objective(
+        self,
+        model: keras.Model,
+        callbacks: Sequence[keras.callbacks.Callback],
+        fit_arguments: Mapping[str, Any],
+    ) -> None:
+        """A `ValueError` that ends the search if the logs will not hold the objective."""
+        known = self.metric_names(model) - {"compile_metrics"}
+        if fit_arguments.get("validation_data") is not None or "validation_split" in fit_arguments:
+            known |= {f"val_{name}" for name in known}
+        for callback in callbacks:  # KerasTuner's checkpoint knows the objective
+            objective = getattr(callback, "objective", None)
+            if not isinstance(objective, keras_tuner.Objective):
+                continue
+            for part in getattr(objective, "objectives", [objective]):
+                if part.name not in known:
+                    hint = ""
+                    if part.name.startswith("val_") and part.name[4:] in known:
+                        hint = " Pass `validation_data` to `search`."
+                    raise keras_tuner.errors.FatalValueError(
+                        f"The objective {part.name!r} is not among the metrics of this model, "
+                        f"{sorted(known)}.{hint}"
+                    )
+
+
+class FailOnNaN(keras.callbacks.Callback):
+    """Marks the trial failed when a loss is not finite."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        for name in ("loss", "val_loss"):
+            value = (logs or {}).get(name, 0.0)
+            if not math.isfinite(value):
+                raise keras_tuner.errors.FailedTrialError(
+                    f"`{name}` is {value} after epoch {epoch + 1}."
+                )
+
+
+@contextlib.contextmanager
+def _ending_the_search() -> Iterator[None]:
+    """A `ValueError` inside ends the search; KerasTuner would only count a failed trial."""
+    try:
+        yield
+    except ValueError as error:
+        raise keras_tuner.errors.FatalValueError(str(error)) from None
+
+
+def _under(hp: Any, name: str, kind: str) -> contextlib.AbstractContextManager:
+    """The scope of a parameter that matters for one kind of schedule only.
+
+    One that the user registered without a condition keeps having none: KerasTuner would take the
+    same name under a condition for another parameter.
+    """
+    if any(known.name == name and not known.conditions for known in hp.space):
+        return contextlib.nullcontext()
+    return hp.conditional_scope("lam_schedule", [kind])
+
+
+def _names(metrics: Any) -> Iterator[str]:
+    """Names of the metrics in a serialized argument of `compile`."""
+    if isinstance(metrics, str):
+        yield metrics
+    elif isinstance(metrics, dict) and "class_name" in metrics:
+        config = metrics["config"]
+        yield config["name"] if isinstance(config, dict) else config
+    elif isinstance(metrics, list | tuple | dict):
+        for part in metrics.values() if isinstance(metrics, dict) else metrics:
+            yield from _names(part)

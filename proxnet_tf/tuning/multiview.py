@@ -1,0 +1,190 @@
+"""The search over the multiview methods."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import keras_tuner
+
+from proxnet_tf.checks import check_choice, check_integer
+from proxnet_tf.models import DCCA, METHODS, multiview_model
+from proxnet_tf.tuning.base import FailOnNaN, ProxHyperModel
+
+
+class MultiviewHyperModel(ProxHyperModel):
+    """A KerasTuner search over one of the paper's multiview methods.
+
+    Every trial builds an encoder and a predictor per view and the model of the method around
+    them, compiles it with Adam, sparse cross-entropy on logits and "accuracy", and trains it. The
+    search space is the paper's:
+
+        num_components         10 .. 50, the width d of the codes
+        width, depth           {256, 512, 1024, 2048} and 1 .. 4, of the hidden ReLU layers
+        learning_rate          1e-4 .. 1e-2, log scale, default 1e-3
+        weight_decay           1e-6 .. 1e-2, log scale, default 1e-4
+        batch_size             {100, 200, 300, 400}
+        lam_schedule           "linear" or "fixed" ("prox")
+          alpha0, k            1e-3 .. 10 and 0.01 .. 1, log scale: lam = (1 + k t) alpha0
+          lam                  {0.001, 0.01, 0.1, 1, 10}
+        correlation_weight     1e-3 .. 10, log scale ("rrm")
+        reconstruction_weight  1e-3 .. 10, log scale ("dccae")
+
+    Register a hyperparameter of the same name beforehand to replace one of these (second example).
+
+    Args:
+        view_shapes: shapes of the views without the batch, such as `[(76,), (47,)]`; two or more.
+        num_classes: width of the output, >= 2.
+        method: "prox" (default), "rrm", "vanilla", "dcca" or "dccae". Search each on its own, so
+            that all get as many trials.
+        encoder: callable `(hp, view_shape, num_components)` that returns the encoder of a view as
+            a new Keras layer, None (the default) is a perceptron. It may tune what it likes.
+        pretrain_epochs: epochs of the first stage of "dcca" and "dccae", default 50.
+        name: name of the HyperModel.
+        **model_arguments: further arguments of `MultiviewClassifier`, `DCCA` or `DCCAE`, such as
+            `epsilon`, `inference`, `predict_with`. `monitor` is True unless set here.
+
+    To change more override `build_encoder`, `build_predictor`, `build_decoder`, `optimizer`,
+    `compile`, `batch_size` or `schedule`.
+
+    Searching: `search(views, labels, validation_data=(views, labels), epochs=...)`, arrays only.
+    `fit` drives lam by `LambdaSchedule`; the epochs of `Hyperband` are absolute, so a trial that
+    is continued continues its schedule. The checkpoint of a trial is that of its best epoch and
+    holds that epoch's lam: a model of `get_best_models` has it. It matters for
+    `inference="batch"` only: in training from there, drive lam again from a matching epoch.
+
+    Objectives: "val_accuracy", "val_loss" and, with a proximal layer,
+    `keras_tuner.Objective("val_correlation", "max")` (also "correlation", "correlation_before",
+    "residual", "iterations"). Another name ends the search before the training starts.
+
+    A trial whose loss is not finite is marked failed at the end of that epoch and the search goes
+    on; KerasTuner stops it after `max_consecutive_failed_trials` (default 3) of them in a row.
+    A search that was stopped continues when it is started again with `overwrite=False`. A
+    HyperModel can be pickled and deep-copied if `encoder` can.
+
+    Raises:
+        ValueError: an unknown method, fewer than two views, a number outside its range; in a
+            search, an objective that the model does not report, a batch size, or no arrays.
+
+    Example:
+        hypermodel = MultiviewHyperModel([(76,), (47,)], num_classes=10)
+        tuner = keras_tuner.BayesianOptimization(hypermodel, "val_accuracy", max_trials=20)
+        tuner.search([x, y], labels, epochs=30, validation_data=([x2, y2], labels2))
+        model = tuner.get_best_models()[0]
+
+    Example of another space:
+        hp = keras_tuner.HyperParameters()
+        hp.Fixed("depth", 1)
+        hp.Choice("width", [64, 128])
+        tuner = keras_tuner.RandomSearch(hypermodel, "val_accuracy", hyperparameters=hp)
+
+    Reference: Li, Ma, Zhang (2020), section 6 and the appendix on hyperparameters.
+    """
+
+    def __init__(
+        self,
+        view_shapes: Sequence[tuple[int, ...]],
+        num_classes: int,
+        *,
+        method: str = "prox",
+        encoder: Callable | None = None,
+        pretrain_epochs: int = 50,
+        name: str | None = None,
+        **model_arguments: Any,
+    ):
+        super().__init__(num_classes, name)
+        ok = isinstance(view_shapes, list | tuple) and len(view_shapes) > 1
+        if not ok or not all(isinstance(shape, list | tuple) for shape in view_shapes):
+            raise ValueError(
+                "`view_shapes` must be a list of two or more shapes without the batch, such as "
+                f"[(76,), (47,)]. Received: view_shapes={view_shapes!r}"
+            )
+        self.view_shapes = [
+            tuple(check_integer(f"view_shapes[{j}][{i}]", size) for i, size in enumerate(shape))
+            for j, shape in enumerate(view_shapes)
+        ]
+        self.method = check_choice("method", method, METHODS)
+        if encoder is not None and not callable(encoder):
+            raise ValueError(
+                "`encoder` must be a callable (hp, view_shape, num_components) that returns a "
+                f"Keras layer. Received: encoder={encoder!r}"
+            )
+        self.encoder = encoder
+        self.pretrain_epochs = check_integer("pretrain_epochs", pretrain_epochs)
+        self.model_arguments = model_arguments
+        self._scheduled = method == "prox"
+
+    def num_components(self, hp: keras_tuner.HyperParameters) -> int:
+        """Width of the codes."""
+        return hp.Int("num_components", 10, 50, default=20)
+
+    def build_encoder(self, hp: keras_tuner.HyperParameters, view: int) -> keras.layers.Layer:
+        """The encoder of the view with this index."""
+        if self.encoder is not None:
+            return self.encoder(hp, self.view_shapes[view], self.num_components(hp))
+        return _perceptron(hp, self.num_components(hp))
+
+    def build_predictor(self, hp: keras_tuner.HyperParameters, view: int) -> keras.layers.Layer:
+        """The layer from the code of the view with this index to the logits."""
+        return keras.layers.Dense(self.num_classes)
+
+    def build_decoder(self, hp: keras_tuner.HyperParameters, view: int) -> keras.layers.Layer:
+        """The decoder ("dccae") of the view with this index."""
+        shape = self.view_shapes[view]
+        return keras.Sequential(
+            [_perceptron(hp, math.prod(shape)), keras.layers.Reshape(shape)], name=f"decoder_{view}"
+        )
+
+    def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
+        """The compiled model of a trial."""
+        views = range(len(self.view_shapes))
+        encoders = [self.build_encoder(hp, j) for j in views]
+        predictors = [self.build_predictor(hp, j) for j in views]
+        tuned: dict = {}
+        if self.method == "dccae":
+            tuned["decoders"] = [self.build_decoder(hp, j) for j in views]
+            tuned["reconstruction_weight"] = _weight(hp, "reconstruction_weight")
+        elif self.method == "rrm":
+            tuned["correlation_weight"] = _weight(hp, "correlation_weight")
+        elif self.method == "prox":
+            tuned["lam"] = self.schedule(hp)(0)
+        if len(views) > 2 and self.method != "vanilla":
+            tuned["num_components"] = self.num_components(hp)
+        twice = tuned.keys() & self.model_arguments.keys()
+        if twice:
+            raise keras_tuner.errors.FatalValueError(
+                f"The search chooses {sorted(twice)}: leave it out of the arguments of the "
+                "HyperModel, and to fix it register it first, hp.Fixed(name, value)."
+            )
+        tuned |= self.model_arguments
+        if self.method == "prox":
+            tuned.setdefault("monitor", True)
+        model = multiview_model(self.method, encoders, predictors, **tuned)
+        model.build([(None, *shape) for shape in self.view_shapes])
+        return self._compiled(hp, model)
+
+    def _train(
+        self, hp: Any, model: keras.Model, x: Any, *args: Any, **kwargs: Any
+    ) -> keras.callbacks.History:
+        # A trial that Hyperband continues comes with its weights.
+        if isinstance(model, DCCA) and not float(model.pretrained):
+            model.pretrain(
+                x,
+                optimizer=self.optimizer(hp),
+                epochs=self.pretrain_epochs,
+                batch_size=self.batch_size(hp),
+                verbose=kwargs.get("verbose", "auto"),
+                callbacks=[FailOnNaN()],
+            )
+        return super()._train(hp, model, x, *args, **kwargs)
+
+
+def _perceptron(hp: Any, units: int) -> keras.Sequential:
+    width = hp.Choice("width", [256, 512, 1024, 2048])
+    depth = hp.Int("depth", 1, 4)
+    hidden = [keras.layers.Dense(width, activation="relu") for _ in range(depth)]
+    return keras.Sequential([*hidden, keras.layers.Dense(units)])
+
+
+def _weight(hp: Any, name: str) -> float:
+    return hp.Float(name, 1e-3, 10.0, sampling="log", default=0.1)

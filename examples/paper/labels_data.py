@@ -8,7 +8,7 @@ from glyphs import glyph_pairs
 
 from proxnet_tf.datasets import load_multiple_features
 
-COUNTS = (120, 30, 50)  # of each class: to train, to choose settings, to test
+COUNTS = (120, 30, 50)  # of each of ten classes: to train, to choose settings, to test
 
 
 class Pair(NamedTuple):
@@ -29,11 +29,13 @@ class Pair(NamedTuple):
 
 @functools.cache
 def load(name):
-    """A pair by its name: "glyphs", or two views of digits such as "fou+zer"."""
-    if name == "glyphs":
-        drawn = glyph_pairs(10, 200, seed=0)
+    """A pair by its name: "glyphs", "glyphs50", or two views of digits such as "fou+zer"."""
+    if name.startswith("glyphs"):
+        classes = int(name.removeprefix("glyphs") or 10)
+        drawn = glyph_pairs(classes, 2000 // classes, seed=0)
         views = tuple(x.astype("float32") for x in (drawn.photos, drawn.sketches))
-        return Pair(views, drawn.labels, COUNTS)
+        train, valid, test = (10 * count // classes for count in COUNTS)
+        return Pair(views, drawn.labels, (train, valid, test))
     views, labels = load_multiple_features(name.split("+"))
     return Pair(tuple(views.values()), labels, COUNTS)
 

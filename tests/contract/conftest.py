@@ -5,7 +5,14 @@ import pytest
 from tests.helpers.registry import FIRST, LAYERS
 
 # The modules whose tests take long for every layer.
-MODULES = {"test_calls", "test_config", "test_files", "test_keras_layer_test"}
+MODULES = {
+    "test_calls",
+    "test_config",
+    "test_files",
+    "test_keras_layer_test",
+    "test_masks",
+    "test_recurrent",
+}
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -72,7 +72,10 @@ def test_a_model_that_holds_two(name, tmp_path):
 
 
 TENSOR = [name for name, case in LAYERS.items() if not isinstance(case.inputs, list)]
-PLACES = [(n, "subclassed") for n in LAYERS] + [(n, "sequential") for n in TENSOR]
+PLACES = [(n, "subclassed") for n in LAYERS] + [
+    pytest.param(n, "sequential", marks=[pytest.mark.slow][: n not in ("ProxLSTM", "ProxDropout")])
+    for n in TENSOR
+]
 
 
 @pytest.mark.parametrize("name, kind", PLACES)

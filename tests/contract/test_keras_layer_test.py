@@ -7,12 +7,18 @@ from keras.src import testing
 from tests.helpers.layer_checks import flat
 from tests.helpers.registry import LAYERS
 
+HALVES = ("float16", "bfloat16")
+
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
 @pytest.mark.parametrize(
     "dtype",
-    ["float32", "mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)],
+    # `test_calls` trains in 16 bits.
+    [
+        "float32",
+        *(pytest.param(f"mixed_{t}", marks=pytest.mark.slow) for t in ("float16", "bfloat16")),
+    ],
 )
 @pytest.mark.parametrize("name", LAYERS)
 def test_run_layer_test(name, dtype):

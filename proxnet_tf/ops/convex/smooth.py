@@ -277,6 +277,8 @@ def _projected_gradient(
     The objective over lam has curvature 1 at least, so the momentum is that of strong convexity.
     """
     rounding = 10 * np.finfo(origin.dtype.as_numpy_dtype).eps
+    value, _, residual = evaluate(origin)
+    lost = tf.math.is_nan(value)  # no step brings such a row back
 
     def step(
         iteration: tf.Tensor, z: tf.Tensor, ahead: tf.Tensor, length: tf.Tensor, _: tf.Tensor
@@ -291,7 +293,7 @@ def _projected_gradient(
             short = curvature * length <= tf.reduce_sum(move**2, axis=-1)
             short |= tf.reduce_max(tf.abs(move), axis=-1) <= rounding
             short &= tf.math.is_finite(value)
-            return candidate, residual, length, short | (length < 1e-12)
+            return candidate, residual, length, short | lost | (length < 1e-12)
 
         candidate, residual, length, _ = tf.while_loop(
             lambda candidate, residual, length, short: ~tf.reduce_all(short),
@@ -309,9 +311,9 @@ def _projected_gradient(
 
     length = tf.ones_like(scale[:, 0])
     iterations, z, *_ = tf.while_loop(
-        lambda *state: tf.reduce_any(state[-1] > tolerance),
+        lambda *state: tf.reduce_any((state[-1] > tolerance) & ~lost),
         step,
-        (tf.zeros([], tf.int32), origin, origin, length, evaluate(origin)[2]),
+        (tf.zeros([], tf.int32), origin, origin, length, residual),
         maximum_iterations=max_iterations,
     )
     return z, iterations

@@ -502,7 +502,7 @@ def ill_conditioned(z):
 
 def test_an_unsolved_gradient_shows_in_the_logs_of_fit():
     """The map is solved within five iterations, its linear systems of 12 unknowns are not."""
-    x = inputs(32, 4)
+    x = inputs(8, 4)
     for iterations, share in ((5, 1.0), (200, 0.0)):
         layer = Prox(ill_conditioned, lam=0.1, max_iterations=iterations, monitor="prox")
         model = keras.Sequential([keras.layers.Dense(12), layer, keras.layers.Dense(1)])

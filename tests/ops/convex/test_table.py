@@ -16,7 +16,7 @@ drawn = given(
     lam=st.floats(-1.5, 1.5).map(lambda exponent: 10**exponent),
     scale=st.sampled_from([0.3, 1.0, 5.0]),
 )
-bounded = settings(max_examples=8, deadline=None)
+bounded = settings(max_examples=5, deadline=None)
 
 
 def case_of(name, seed, size):

@@ -131,15 +131,15 @@ def test_worked_example_two_components_and_gradient(options):
 # --- the minimiser ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("objective, k", [("cca", 5), ("cca", 3), ("gcca", 4)])
+@pytest.mark.parametrize("objective, k", [("cca", 4), ("cca", 2), ("gcca", 4)])
 def test_equals_the_full_problem(objective, k):
-    x = shared_views(60, (5, 7), seed=1)
-    correlation = problem((5, 7), k, 1e-3, objective)
+    x = shared_views(60, (4, 6), seed=1)
+    correlation = problem((4, 6), k, 1e-3, objective)
     found = prox(x, correlation, 3.0, **TIGHT)
-    p, value = reference.prox(x, (5, 7), 3.0, k, 1e-3, objective)
+    p, value = reference.prox(x, (4, 6), 3.0, k, 1e-3, objective)
     np.testing.assert_allclose(found.output, p, atol=2e-6)
     own = 3.0 / 120 * np.sum((found.output - x) ** 2)
-    own += reference.value_and_gradient(found.output.numpy(), (5, 7), k, 1e-3, objective)[0]
+    own += reference.value_and_gradient(found.output.numpy(), (4, 6), k, 1e-3, objective)[0]
     assert own <= value + 1e-9
 
 
@@ -176,8 +176,8 @@ def test_lbfgs_that_fails_falls_back_to_newton():
 
 
 def test_result_does_not_depend_on_earlier_batches():
-    x, other = shared_views(40, (5, 5), 0), shared_views(40, (5, 5), 1)
-    correlation = problem((5, 5), 5)
+    x, other = shared_views(40, (4, 4), 0), shared_views(40, (4, 4), 1)
+    correlation = problem((4, 4), 4)
     solve = tf.function(lambda x: prox(x, correlation, 0.3).output)
     first = solve(tf.constant(x)).numpy()
     solve(tf.constant(other))
@@ -185,8 +185,8 @@ def test_result_does_not_depend_on_earlier_batches():
 
 
 def test_max_iterations_of_one_is_visible_and_finite():
-    x = shared_views(40, (5, 5))
-    found = prox(x, problem((5, 5), 5), 0.1, max_iterations=1)
+    x = shared_views(40, (4, 4))
+    found = prox(x, problem((4, 4), 4), 0.1, max_iterations=1)
     assert (
         not found.report.converged and found.report.residual > 1e-3 and found.report.iterations == 1
     )
@@ -194,27 +194,27 @@ def test_max_iterations_of_one_is_visible_and_finite():
 
 
 @pytest.mark.parametrize("lam", [1e-2, 0.1, 1.0, 1e3])
-@pytest.mark.parametrize("k", [2, 6])
+@pytest.mark.parametrize("k", [2, 4])
 def test_residual_reaches_the_tolerance(lam, k):
-    x = shared_views(80, (6, 8), seed=4)
-    found = prox(x, problem((6, 8), k), lam)
+    x = shared_views(80, (4, 6), seed=4)
+    found = prox(x, problem((4, 6), k), lam)
     assert found.report.converged and found.report.residual <= 1e-8
 
 
-@pytest.mark.parametrize("k", [2, 6])
+@pytest.mark.parametrize("k", [2, 4])
 def test_very_small_lam(k):
     # t = n/lam = 8e4: rounding alone leaves a residual of about 1e-8.
-    found = prox(shared_views(80, (6, 8), seed=4), problem((6, 8), k), 1e-3)
+    found = prox(shared_views(80, (4, 6), seed=4), problem((4, 6), k), 1e-3)
     assert found.report.residual <= 1e-6 and found.report.iterations < 200
 
 
 def test_small_features_with_few_distinct_rows():
     # What an embedding gives at the start of training: the ridge is as large as the variance.
     tokens = np.random.default_rng(5).integers(0, 9, size=(2, 40))
-    solve = tf.function(lambda x: prox(x, problem((3, 4), 3), 0.5), autograph=False)
+    solve = tf.function(lambda x: prox(x, problem((4, 3), 3), 0.5), autograph=False)
     for seed in range(40, 70):
         rng = np.random.default_rng(seed)
-        table = [rng.uniform(-0.05, 0.05, size=(9, d)) for d in (3, 4)]
+        table = [rng.uniform(-0.05, 0.05, size=(9, d)) for d in (4, 3)]
         x = np.concatenate([table[0][tokens[0]], table[1][tokens[1]]], 1)
         found = solve(tf.constant(x))
         assert found.report.converged, seed
@@ -236,14 +236,14 @@ def test_gradient(objective, k, sizes, lam):
     assert_gradient(x, random_directions(x.shape), correlation, lam)
 
 
-@pytest.mark.parametrize("n, k", [(25, 3), (25, 8), (6, 3), (6, 9)])
+@pytest.mark.parametrize("n, k", [(25, 4), (25, 9), (6, 4), (6, 9)])
 def test_gradient_three_views(n, k):
     x = shared_views(n, (3, 4, 2), seed=8)
     correlation = problem((3, 4, 2), k, 1e-2, "gcca")
     assert_gradient(x, random_directions(x.shape), correlation, 2.0)
 
 
-@pytest.mark.parametrize("k", [2, 4])
+@pytest.mark.parametrize("k", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_gradient_three_views_of_deficient_rank(k):
     rng = np.random.default_rng(17)
     left, right = rng.normal(size=(30, 2)), rng.normal(size=(2, 4))
@@ -275,8 +275,8 @@ def test_three_views_equal_the_full_problem(n, k):
 @pytest.mark.parametrize("epsilon", [1e-4, 0.1])
 def test_gradient_batch_smaller_than_views(epsilon):
     # k >= n - 1: only n - 1 correlations are above zero
-    x = shared_views(5, (6, 6), seed=9)
-    assert_gradient(x, random_directions(x.shape), problem((6, 6), 6, epsilon), 1.0)
+    x = shared_views(5, (4, 6), seed=9)
+    assert_gradient(x, random_directions(x.shape), problem((4, 6), 4, epsilon), 1.0)
 
 
 def test_gradient_white_views():
@@ -433,8 +433,8 @@ def test_backward_solve_reports(objective, monkeypatch):
 
 def test_negative_curvature_counts_as_unsolved():
     # Far from a minimiser the Hessian is indefinite: one evaluation stops at W = R.
-    x = shared_views(60, (5, 5))
-    found, _, (_, _, converged) = backward_report(x, problem((5, 5), 5), 0.05, max_iterations=1)
+    x = shared_views(60, (4, 4))
+    found, _, (_, _, converged) = backward_report(x, problem((4, 4), 4), 0.05, max_iterations=1)
     assert not found.report.converged and not converged
 
 
@@ -525,11 +525,11 @@ def test_scale_of_the_data(scale):
 
 
 def test_mask_equals_leaving_the_rows_out():
-    x = shared_views(30, (3, 4), seed=23)
+    x = shared_views(30, (4, 3), seed=23)
     valid = np.random.default_rng(24).random(30) < 0.7
     spoiled = np.where(valid[:, None], x, np.nan)
     cotangent = np.random.default_rng(25).normal(size=x.shape)
-    correlation = problem((3, 4), 3)
+    correlation = problem((4, 3), 3)
     mask = tf.constant(valid[:, None])
     output, gradient = prox_and_gradient(spoiled, cotangent, correlation, 1.0, valid=mask, **TIGHT)
     expected, slope = prox_and_gradient(x[valid], cotangent[valid], correlation, 1.0, **TIGHT)
@@ -592,7 +592,8 @@ def test_many_float32_rows_are_read_in_blocks(known):
 @pytest.mark.parametrize(
     "objective, sizes, lam",
     [
-        ("cca", (70, 62), 1.0),
+        ("cca", (7, 5), 1.0),  # "wide" is a number
+        pytest.param("cca", (70, 62), 1.0, marks=pytest.mark.slow),
         pytest.param("gcca", (50, 40, 42), 30.0, marks=pytest.mark.slow),
         pytest.param("cca", (70, 62), 30.0, marks=pytest.mark.slow),
         pytest.param("gcca", (50, 40, 42), 1.0, marks=pytest.mark.slow),
@@ -602,10 +603,12 @@ def test_wide_views_are_solved_in_single_precision_with_refinement(
     objective, sizes, lam, monkeypatch
 ):
     rng = np.random.default_rng(20)
-    latent = rng.normal(size=(400, 10))
-    x = latent @ rng.normal(size=(10, 132)) + rng.normal(size=(400, 132))
+    latent, width = rng.normal(size=(400, 10)), sum(sizes)
+    x = latent @ rng.normal(size=(10, width)) + rng.normal(size=(400, width))
     cotangent = rng.normal(size=x.shape)
-    correlation = problem(sizes, 20, 1e-2, objective)
+    correlation = problem(sizes, min(20, *sizes), 1e-2, objective)
+    for module in (linear, newton):
+        monkeypatch.setattr(module, "WIDE", min(module.WIDE, width))
     found = prox(x, correlation, lam)
     assert found.report.converged and found.report.residual <= 1e-8
     output, gradient = prox_and_gradient(x, cotangent, correlation, lam, **TIGHT)

@@ -1,7 +1,6 @@
 """Schedules of the proximal weight lam."""
 
 import functools
-import math
 from collections.abc import Callable
 
 import keras
@@ -81,14 +80,12 @@ class LambdaSchedule(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         value = self.schedule(epoch)
         try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number) or number <= 0.0:
+            number = check_number("lam", value, above=0.0)
+        except ValueError:
             raise ValueError(
                 f"The schedule must return a finite number > 0. Received {value!r} for epoch "
                 f"{epoch}."
-            )
+            ) from None
         variables = lam_variables(self.model)
         if not variables:
             raise ValueError(

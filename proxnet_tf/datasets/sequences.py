@@ -192,12 +192,16 @@ def _read_ts(file: Path) -> tuple[Part, list[str]]:
     """The series and labels of a `.ts` file, and the names of its classes."""
     lines = enumerate(map(str.strip, read_lines(file, UEA)), 1)
     header: dict[str, list[str]] = {}
-    for _, line in lines:
+    for number, line in lines:
         if line.startswith("@"):
             key, *values = line[1:].split() or [""]
+            if key.lower() in header:
+                raise bad_data(file, f"line {number} has @{key} for the second time.", UEA)
             header[key.lower()] = values
             if key.lower() == "data":
                 break
+        elif line and line[0] not in "#%":
+            raise bad_data(file, f"line {number} is before @data and has no @: {line!r}.", UEA)
     else:
         raise bad_data(file, "it has no @data.", UEA)
     for key in ("timestamps", "missing"):
@@ -225,15 +229,17 @@ def _read_ts(file: Path) -> tuple[Part, list[str]]:
             raise bad_data(file, problem, UEA)
         series.append(np.stack(rows, 1))
         labels.append(classes.index(label.strip()))
-    equal = _flag(header, "equallength", file)
-    if not series or (equal and length and {len(one) for one in series} != {length}):
+    lengths = {len(one) for one in series}
+    wrong = _flag(header, "equallength", file) and lengths != {length or max(lengths, default=0)}
+    if not series or wrong:
         raise bad_data(file, "it has no series, or not of the length of its header.", UEA)
     return (series, np.array(labels)), classes
 
 
 def _flag(header: dict[str, list[str]], key: str, file: Path) -> bool:
     """Whether the header says "true", in any case, after the key; without the key it does not."""
-    words = [word.lower() for word in header.get(key, ["false"])[:1]]
+    words = [word.lower() for word in header.get(key, ["false"])]
+    words = words[:1] if key == "classlabel" else words  # the classes follow
     if words not in (["true"], ["false"]):
         raise bad_data(file, f"@{key} must be true or false, not {header[key]}.", UEA)
     return words == ["true"]
@@ -316,7 +322,7 @@ _RAGGED = (("x", "_ids"), ("x", "_lengths"), ("y", ""))
 def _from_ranks(reviews: np.ndarray, path: Any) -> list[np.ndarray]:
     """Ids from 2, of ranks from 1."""
     try:
-        ranks = [np.asarray(one) for one in reviews]
+        ranks = [np.asarray(list(one)) for one in reviews]  # reviews of one length make a matrix
     except (TypeError, ValueError):
         ranks = []
     if not ranks or any(one.ndim != 1 or one.dtype.kind not in "iu" for one in ranks if one.size):

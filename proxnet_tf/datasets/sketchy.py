@@ -1,5 +1,6 @@
 """Sketchy: photos of objects and sketches people drew of them."""
 
+import numbers
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +48,8 @@ def split_pairs(pairs: Pairs, train: float = 0.8, seed: int = 0) -> tuple[Pairs,
     Example:
         train, test = split_pairs(load_sketchy("256x256", 20))
     """
-    if not 0.0 < train < 1.0:
+    check_integer("seed", seed, at_least=0)
+    if not isinstance(train, numbers.Real) or not 0.0 < train < 1.0:
         raise ValueError(f"`train` must be between 0 and 1. Received: train={train!r}")
     rng = np.random.default_rng(seed)
     parts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])

@@ -68,6 +68,10 @@ def with_unlabelled(
     >>> len(data)  # three batches of three unlabelled rows
     3
     """
+    if not isinstance(shuffle, bool | np.bool_):
+        raise ValueError(f"`shuffle` must be True or False. Received: shuffle={shuffle!r}")
+    if seed is not None:
+        check_integer("seed", seed, at_least=0)
     known, steps = _batches("labelled", labelled, "batch_size", batch_size, shuffle, seed)
     size = unlabelled_batch_size
     if size is None and not isinstance(unlabelled, tf.data.Dataset):
@@ -111,8 +115,10 @@ def _batches(
             f"{type(data).__name__}"
         )
     arrays = _as_tuples(data)
-    if any(part.dtype == object for part in tf.nest.flatten(arrays)):
-        raise ValueError(f"`{name}` must hold arrays of numbers. Received: {type(data).__name__}")
+    parts = tf.nest.flatten(arrays)
+    if any(part.dtype == object or not part.shape for part in parts):
+        found = ", ".join(f"{part.dtype} {tuple(part.shape)}" for part in parts)
+        raise ValueError(f"`{name}` must hold arrays with rows. Received: {found}")
     lengths = {len(part) for part in tf.nest.flatten(arrays)}
     if len(lengths) != 1 or not min(lengths):
         raise ValueError(

@@ -12,6 +12,7 @@ import numpy as np
 from proxnet_tf.datasets.files import (
     as_float32,
     bad_data,
+    check_integer,
     parse_numbers,
     read_lines,
     read_npz,
@@ -97,6 +98,10 @@ def load_word_vectors(
     languages.
     """
     path = required_file(path, VECTORS_SOURCE)
+    if isinstance(wanted, str):
+        raise ValueError(
+            f"`wanted` must be a set or list of words, or None. Received: wanted={wanted!r}"
+        )
     wanted = None if wanted is None else frozenset(wanted)
 
     def fail(problem: str) -> ValueError:
@@ -110,9 +115,10 @@ def load_word_vectors(
         with opened(path, "rt", encoding="utf-8-sig", errors="replace", newline="\n") as file:
             try:
                 count, dimension = map(int, file.readline().split())
+                check_integer("dimension", dimension)
             except ValueError:
                 raise fail(
-                    "its first line must be the number of words and the dimension."
+                    "its first line must be the number of words and the dimension, at least 1."
                 ) from None
             for line_number, line in enumerate(file, start=1):
                 word, *numbers = line.rstrip(" \r\n").split(" ")
@@ -174,13 +180,13 @@ def load_word_similarity(path: Path) -> Similarity:
     pairs, scores = [], []
     for number, line in enumerate(_entries(path, SIMILARITY_SOURCE), start=1):
         first, second, value = _scored_pair(line)
-        if number == 1 and np.isfinite(value):
+        if number == 1 and value is not None:
             raise bad_data(
                 path, f"its first line is not a header but a pair: {line!r}.", SIMILARITY_SOURCE
             )
         if number == 1:
             continue
-        if not (first and second and np.isfinite(value)):
+        if not (first and second and value is not None and np.isfinite(value)):
             raise bad_data(
                 path, f"line {number} is not two words and a score: {line!r}.", SIMILARITY_SOURCE
             )
@@ -360,13 +366,13 @@ def build_crosslingual(
     )
 
 
-def _scored_pair(line: str) -> tuple[str, str, float]:
-    """Two words and a score; NaN for a line that is none."""
+def _scored_pair(line: str) -> tuple[str, str, float | None]:
+    """Two words and a score; None for a line that has no number in its place."""
     try:
         first, second, score = line.split("\t")
-        return first.strip(), second.strip(), np.nan if "_" in score else float(score)
+        return first.strip(), second.strip(), None if "_" in score else float(score)
     except ValueError:
-        return "", "", np.nan
+        return "", "", None
 
 
 def _spellings(word: str) -> tuple[str, str, str]:

@@ -192,7 +192,7 @@ class RecallAtK(_Retrieval):
         **kwargs: Any,
     ):
         self.k = check_integer("k", k)
-        name = name or f"recall_at_{k}"
+        name = name or f"recall_at_{self.k}"
         super().__init__(views, direction, capacity, split, nan_is_missing, name, **kwargs)
 
     def _score(self, pairs: ranks.Pairs) -> tf.Tensor:

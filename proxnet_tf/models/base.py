@@ -27,10 +27,8 @@ def family_of(views: int, num_components: int | None) -> Family:
 
     Args:
         views: the number of views.
-        num_components: what the user gave, for the error.
+        num_components: None where the user gave none.
     """
-    if num_components is not None:
-        check_integer("num_components", num_components)
     if views == 2:
         return Family(ProxCCA, CCARegularizer, lambda codes, *rest: cca_loss(*codes, *rest))
     if num_components is None:

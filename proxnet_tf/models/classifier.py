@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from proxnet_tf.checks import HasLam, LamWeight, check_choice, check_number
+from proxnet_tf.checks import HasLam, LamWeight, check_choice, check_integer, check_number
 from proxnet_tf.layers.multiview.prox import ProxCCA
 from proxnet_tf.models.base import MultiviewModel, build_and_infer, family_of
 
@@ -112,7 +112,9 @@ class MultiviewClassifier(HasLam, MultiviewModel):
         own = {name: kwargs.pop(name) for name in _KERAS_ARGUMENTS if name in kwargs}
         super().__init__(encoders, predictors, predict_with, nan_is_missing, **own)
         self.method = check_choice("method", method, ("vanilla", "rrm", "prox"))
-        self.num_components = num_components
+        self.num_components = (
+            None if num_components is None else check_integer("num_components", num_components)
+        )
         self.initial_lam = check_number("lam", lam, above=0.0)
         self.epsilon = check_number("epsilon", epsilon, at_least=0.0)
         self.inference = inference
@@ -129,7 +131,7 @@ class MultiviewClassifier(HasLam, MultiviewModel):
             )
         given = {
             "lam": self.initial_lam, "inference": inference, "monitor": monitor,
-            "num_components": num_components, "epsilon": self.epsilon,
+            "num_components": self.num_components, "epsilon": self.epsilon,
         }  # fmt: skip
         unused = {
             name: given[name]
@@ -203,7 +205,8 @@ class MultiviewClassifier(HasLam, MultiviewModel):
             config.get("method", "prox")
         )  # 0.1.0 saved what it ignored
         config = {name: value for name, value in config.items() if name not in unused}
-        config |= _layer_arguments(config.pop("prox_options", None))
+        old = config.pop("prox_options", None)
+        config |= _layer_arguments(old) if config.get("method", "prox") == "prox" else {}
         if isinstance(config.get("solver"), dict):
             config["solver"] = keras.saving.deserialize_keras_object(
                 config["solver"], custom_objects=custom_objects

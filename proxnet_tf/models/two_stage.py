@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import at_least_float32, check_number
+from proxnet_tf.checks import at_least_float32, check_bool, check_integer, check_number
 from proxnet_tf.models.base import (
     apply,
     build_and_infer,
@@ -99,9 +99,11 @@ class DCCA(ProjectingModel):
     ):
         super().__init__(encoders, predictors, predict_with, nan_is_missing, **kwargs)
         family_of(len(self.encoders), num_components)
-        self.num_components = num_components
+        self.num_components = (
+            None if num_components is None else check_integer("num_components", num_components)
+        )
         self.epsilon = check_number("epsilon", epsilon, at_least=0.0)
-        self.concatenate_inputs = bool(concatenate_inputs)
+        self.concatenate_inputs = check_bool("concatenate_inputs", concatenate_inputs)
         self._frozen_in_encoders = fix(self.encoders)
         self.pretrained = self.add_weight(
             name="pretrained", shape=(), initializer="zeros", trainable=False

@@ -9,7 +9,7 @@ import keras
 import keras_tuner
 
 from proxnet_tf.callbacks import LambdaSchedule, linear_lambda
-from proxnet_tf.checks import check_choice, check_integer
+from proxnet_tf.checks import check_choice, check_integer, check_number
 
 
 class ProxHyperModel(keras_tuner.HyperModel):
@@ -44,7 +44,10 @@ class ProxHyperModel(keras_tuner.HyperModel):
             k = hp.Float("k", 1e-2, 1.0, sampling="log", default=0.5)
         with _under(hp, "lam", "fixed"):
             lam = hp.Choice("lam", [0.001, 0.01, 0.1, 1.0, 10.0], default=0.1)
-        return linear_lambda(alpha0, k) if kind == "linear" else linear_lambda(lam, 0.0)
+        with _ending_the_search():
+            if kind == "linear":
+                return linear_lambda(alpha0, k)
+            return linear_lambda(check_number("lam", lam, above=0.0), 0.0)
 
     def optimizer(self, hp: keras_tuner.HyperParameters) -> keras.optimizers.Optimizer:
         """Adam with weight decay."""

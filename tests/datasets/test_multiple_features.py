@@ -53,7 +53,7 @@ def test_views_come_in_the_order_asked_for():
     assert list(views) == ["zer", "fou"]
 
 
-@pytest.mark.parametrize("views", [["zer", "gabor"], ["fou", "fou"], [], "fou"])
+@pytest.mark.parametrize("views", [["zer", "gabor"], ["fou", "fou"], [], "fou", 3, None, [["fou"]]])
 def test_unknown_views_are_refused(views):
     with pytest.raises(ValueError, match=r"fac, fou, kar, mor, pix, zer.*Received: views="):
         load_multiple_features(views)

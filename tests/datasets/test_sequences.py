@@ -185,6 +185,16 @@ def test_uea_chooses_by_name(uea):
             + "1:1:no",
             "line 10 is not 1 dim",
         ),
+        (
+            HEADER.replace("@data", "@equallength false\n@data") + "1:1:no",
+            "line 9 has @equall",
+        ),
+        (HEADER.replace("missing false", "missing false true") + "1:1:no", "must be true or false"),
+        (HEADER.replace("@data", "1:1:no\n@data") + "1:1:no", "line 9 is before @data.*1:1:no"),
+        (
+            HEADER.replace("equalLength false", "equalLength true") + "1,2:1,2:no\n1:1:no",
+            "not of the length",
+        ),
         (HEADER.replace("no yes", "no yes no") + "1:1:no", "names a class twice: no yes no"),
         (
             HEADER.replace("equalLength false", "equalLength true\n@seriesLength 2") + "1:1:no",
@@ -274,6 +284,10 @@ def test_imdb_of_keras(tmp_path):
     np.savez(tmp_path / "imdb.npz", **arrays)
     with pytest.raises(ValueError, match="allow_pickle=True"):
         load_imdb(tmp_path / "imdb.npz")
+    alike = arrays | {"x_test": np.array([[1, 2], [3, 4]], object)}  # all of one length
+    np.savez(tmp_path / "alike.npz", **alike)
+    _, test = load_imdb(tmp_path / "alike.npz", num_words=6, max_length=4, allow_pickle=True)
+    np.testing.assert_array_equal(test.values, [[2, 3, 0, 0], [4, 5, 0, 0]])
     train, _ = load_imdb(tmp_path / "imdb.npz", num_words=6, max_length=4, allow_pickle=True)
     np.testing.assert_array_equal(train.values, [[2, 5, 3, 0], [1, 0, 0, 0]])
     np.testing.assert_array_equal(train.labels, [1, 0])

@@ -108,9 +108,16 @@ def test_split_is_within_classes_and_keeps_pairs(folder):
     every = np.concatenate([grey(train.photos), grey(test.photos)])
     np.testing.assert_array_equal(np.sort(every), np.sort(grey(pairs.photos)))
     assert (np.abs(grey(test.photos) - grey(test.sketches) - 1.5) < 1.0).all()
-    for share, problem in ((1.0, "between 0 and 1"), (0.95, "too few")):
+    for share, problem in (
+        (1.0, "between 0 and 1"),
+        (0.95, "too few"),
+        ("a", "between"),
+        (None, "between"),
+    ):
         with pytest.raises(ValueError, match=problem):
             split_pairs(pairs, share)
+    with pytest.raises(ValueError, match="`seed` must be an integer"):
+        split_pairs(pairs, seed="a")
 
 
 def published(dtype="uint8", classes=3):

@@ -199,6 +199,12 @@ X = UNLABELLED
             "`unlabelled_batch_size` is for arrays; `unlabelled` is a dataset",
         ),
         (lambda: with_unlabelled(dataset(*LABELLED).take(0), X), "`labelled`.*empty dataset"),
+        (lambda: with_unlabelled(("a", LABELLED[1]), X), r"arrays with rows. Received: <U1 \(\)"),
+        (
+            lambda: with_unlabelled(LABELLED, X, shuffle="no"),
+            "`shuffle` must be True or.*'no'",
+        ),
+        (lambda: with_unlabelled(LABELLED, X, seed="a"), "`seed` must be an integer.*seed='a'"),
     ],
 )
 def test_bad_input(call, message):

@@ -57,6 +57,15 @@ def test_word_vectors_in_the_layout_of_fasttext(tmp_path, compressed):
     np.testing.assert_allclose(vectors, [[0.01, 2.25]], rtol=1e-6)
 
 
+def test_a_string_is_no_set_of_words(tmp_path):
+    (tmp_path / "cc.vec").write_text(VEC)
+    with pytest.raises(ValueError, match=r"`wanted` must be a set or list of words.*'tiger'"):
+        load_word_vectors(tmp_path / "cc.vec", wanted="tiger")
+    (tmp_path / "cc.vec").write_text("1 0\na\n")
+    with pytest.raises(ValueError, match="the dimension, at least 1"):
+        load_word_vectors(tmp_path / "cc.vec")
+
+
 def test_no_wanted_word_gives_an_empty_matrix(tmp_path):
     path = tmp_path / "cc.vec"
     path.write_text(VEC, encoding="utf-8", newline="\n")
@@ -159,7 +168,7 @@ def test_word_similarity(tmp_path):
     table = load_word_similarity(path)
     assert table.pairs == [("alt", "neu"), ("klug", "weise")]
     np.testing.assert_array_equal(table.scores, [0.0769, 9.5])
-    for first in ("alt\tneu\t1", "1\t2\t3"):
+    for first in ("alt\tneu\t1", "1\t2\t3", "alt\tneu\tinf"):
         path.write_text(f"{first}\nklug\tweise\t9.5\n")
         with pytest.raises(ValueError, match="first line is not a header but a pair"):
             load_word_similarity(path)

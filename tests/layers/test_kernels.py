@@ -305,11 +305,17 @@ def test_lam_moves_between_plain_and_flat_features():
         *[
             (lambda v=value: features(kernel_options={"length_scale": v}), message)
             for value, message in [
-                (0.0, "`kernel_options` must be in the ranges of ExponentiatedQuadratic"),
+                (0.0, "`kernel_options` must be numbers that ExponentiatedQuadratic"),
                 (-1.0, "positive, for instance.*'length_scale': -1.0"),
                 (float("nan"), "`length_scale` must be a finite number"),
                 ("wide", "`length_scale` must be a finite number"),
             ]
+        ],
+        (lambda: features(kernel_options={"wide": 0.3}), "numbers that Exponentiated.*'wide': 0.3"),
+        (lambda: features(kernel_options=[1]), r"must be a dict.*kernel_options=\[1\]"),
+        *[
+            (lambda k=kernel: ProxKernelFeatures(k, num_landmarks=2), "psd_kernels.*Received")
+            for kernel in ("Constant", "FeatureScaled", "__name__", None, 3)
         ],
         (lambda: features(invariances=None), r"`invariances` must be .*\(\) for none.*None"),
         (lambda: features(invariances=[3]), r"`invariances` must be a name .*\[3\]"),
@@ -323,6 +329,15 @@ def test_lam_moves_between_plain_and_flat_features():
 def test_bad_input_says_what_and_how(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_landmarks_are_copied():
+    landmarks = DATA[:4].astype("float64")
+    layer = features(landmarks=landmarks)
+    invariance = Invariance("gradient_flatness", points=landmarks)
+    configs = layer.get_config()["landmarks"], invariance.get_config()["points"]
+    landmarks *= 2
+    assert (layer.get_config()["landmarks"], invariance.get_config()["points"]) == configs
 
 
 def test_a_kernel_out_of_range_is_visible():

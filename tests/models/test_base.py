@@ -3,6 +3,7 @@ import json
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras.layers import Dense
 
 from proxnet_tf import (
@@ -10,6 +11,8 @@ from proxnet_tf import (
     CCALoss,
     ProxCCA,
     ProxGCCA,
+    ProxRNNCell,
+    RecallAtK,
     gcca_loss,
 )
 from proxnet_tf.models import DCCA, DCCAE, METHODS, MultiviewClassifier, multiview_model
@@ -192,6 +195,34 @@ def test_views_in_a_dict_are_refused():
 def test_bad_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("value", [np.int64(1), tf.constant(1)])
+def test_numbers_of_other_libraries_are_saved_as_numbers(value):
+    for model in (
+        MultiviewClassifier(encoders(), predictors(), num_components=value),
+        DCCA(encoders(), predictors(), num_components=value),
+    ):
+        config = json.loads(json.dumps(model.get_config()))
+        assert config["num_components"] == 1
+        assert type(model).from_config(config).num_components == 1
+    layer = RecallAtK(np.int64(3) if isinstance(value, np.int64) else tf.constant(3))
+    assert layer.name == "recall_at_3" and json.dumps(layer.get_config())
+    cell = ProxRNNCell(keras.layers.GRUCell(2), state_index=value * 0)
+    assert json.dumps(cell.get_config()["state_index"]) == "0"
+
+
+@pytest.mark.parametrize("value", ["no", None, 1])
+def test_flags_are_true_or_false(value):
+    with pytest.raises(ValueError, match=f"`concatenate_inputs` .*{value!r}"):
+        DCCA(encoders(), predictors(), concatenate_inputs=value)
+
+
+@pytest.mark.parametrize("method", ["vanilla", "rrm"])
+def test_old_options_of_a_layer_that_is_not_there_are_left_out(method):
+    config = MultiviewClassifier(encoders(), predictors(), method=method).get_config()
+    old = config | {"prox_options": {"momentum": 0.5, "solver": "lbfgs"}}
+    assert json.dumps(MultiviewClassifier.from_config(old).get_config()) == json.dumps(config)
 
 
 @pytest.mark.parametrize(

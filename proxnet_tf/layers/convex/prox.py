@@ -152,6 +152,12 @@ class Prox(HasLam, keras.layers.Layer):
                     f"{' or '.join(map(repr, _SMOOTH))}. Received: {self.regularizer.name!r}; its "
                     "proximal map under a constraint has no closed form."
                 )
+        form = self._closed_form
+        if self.axis != -1 and form is not None and form.operator.matrix:
+            raise ValueError(
+                f"{form.name!r} is a function of the last two axes and takes no "
+                f"`axis`. Received: axis={self.axis!r}"
+            )
         if self.over != "example" and self.axis != -1:
             raise ValueError(
                 f"`axis` applies to over='example' only. Received: over={self.over!r} with "

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.checks import check_choice, check_integer, check_number
+from proxnet_tf.checks import check_choice, check_integer, check_number, unwrapped
 from proxnet_tf.ops.convex.table import OPERATORS
 from proxnet_tf.ops.linear.number import scalar
 
@@ -88,7 +88,11 @@ class Regularizer:
             elif option == "group_size":
                 checked[option] = check_integer(option, value)
             elif option in ("low", "high"):
-                checked[option] = _bound(option, value)
+                checked[option] = _bound(option, unwrapped(value))
+            elif option == "matrix" and not tf.is_tensor(value):
+                # A copy: the array may change later, the layer and its file do not.
+                is_sparse = hasattr(value, "toarray")
+                checked[option] = value.copy() if is_sparse else np.array(value)
         if self.name == "quadratic" and "matrix" not in options:
             raise ValueError(
                 "Regularizer 'quadratic' needs `matrix`, symmetric and positive semidefinite."

@@ -1,6 +1,6 @@
 """Kernel features that respect invariances (section 3 and the appendix on kernel warping)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -99,6 +99,11 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
                 f"{'given' if landmarks is not None else 'not given'}"
             )
         self.kernel = kernel
+        if not isinstance(kernel_options, Mapping | None):
+            raise ValueError(
+                "`kernel_options` must be a dict, such as {'length_scale': 0.3}. Received: "
+                f"kernel_options={kernel_options!r}"
+            )
         self.kernel_options = dict(kernel_options or {})
         self.num_landmarks = (
             None if num_landmarks is None else check_integer("num_landmarks", num_landmarks)
@@ -125,13 +130,15 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
 
     def _kernel(self, dtype: tf.DType) -> Any:
         """The kernel with its parameters in `dtype`."""
-        if not isinstance(self.kernel, str):
+        if callable(self.kernel):
             return self.kernel(dtype)
         from tensorflow_probability import math as tfp_math
 
-        name = _SHORT_NAMES.get(self.kernel, self.kernel)
-        kernel_class = getattr(tfp_math.psd_kernels, name, None)
-        if kernel_class is None:
+        kernels_of_tfp = tfp_math.psd_kernels
+        name = _SHORT_NAMES.get(self.kernel, str(self.kernel))
+        kernel_class = getattr(kernels_of_tfp, name, None)
+        base = kernels_of_tfp.PositiveSemidefiniteKernel
+        if not isinstance(kernel_class, type) or not issubclass(kernel_class, base):
             raise ValueError(
                 "`kernel` must be 'gaussian', 'laplace', a name in tfp.math.psd_kernels such as "
                 f"'MaternFiveHalves', or a callable. Received: kernel={self.kernel!r}"
@@ -142,10 +149,11 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         }
         try:
             return kernel_class(**options, validate_args=True)
-        except tf.errors.InvalidArgumentError as error:
+        except (TypeError, tf.errors.InvalidArgumentError) as error:
             raise ValueError(
-                f"`kernel_options` must be in the ranges of {name}: its amplitude and length_scale "
-                f"are positive, for instance. Received: kernel_options={self.kernel_options!r}"
+                f"`kernel_options` must be numbers that {name} of psd_kernels takes, in their "
+                "ranges: amplitude and length_scale are positive, for instance. Received: "
+                f"kernel_options={self.kernel_options!r} ({error})"
             ) from error
 
     def build(self, input_shape: Any) -> None:

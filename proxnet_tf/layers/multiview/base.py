@@ -59,6 +59,11 @@ class MultiviewLayer(keras.layers.Layer):
                     f"layer([x, y]), not layer(x, y). Received {1 + len(args)} positional "
                     "arguments."
                 )
+        if any(x is None for x in keras.tree.flatten(inputs)):
+            raise ValueError(
+                f"{type(self).__name__} takes a tensor for each view. Received None in place of "
+                "one. `mask=` says which rows lack a view, or NaN with `nan_is_missing=True`."
+            )
         return super().__call__(inputs, *args, **kwargs)
 
     def build(self, input_shape: Any) -> None:

@@ -135,13 +135,13 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
                 "The states of `cell` must be vectors, not nested. Wrap the cells one by one and "
                 f"stack the wrappers. Received: cell.state_size={cell.state_size}"
             )
-        check_integer("state_index", state_index, at_least=-len(sizes))
+        state_index = check_integer("state_index", state_index, at_least=-len(sizes))
         if state_index >= len(sizes):
             raise ValueError(
                 f"`state_index` must be an integer from {-len(sizes)} to {len(sizes) - 1}: the "
                 f"cell has states of sizes {sizes}. Received: state_index={state_index}"
             )
-        check_bool("output_from_prox", output_from_prox)
+        output_from_prox = check_bool("output_from_prox", output_from_prox)
         output_size = getattr(cell, "output_size", None) or sizes[0]
         if output_from_prox and output_size != sizes[state_index]:
             raise ValueError(

@@ -20,6 +20,17 @@ def _cell_arguments(cls: type["GatedRNN"]) -> set[str]:
     return {*names, "implementation"} - {"self", "units", "kwargs"}
 
 
+def _check_mask(mask: Any, sequences: tf.Tensor) -> None:
+    shape = tf.TensorShape(mask.shape)
+    if shape.rank == 3:  # as in Keras
+        shape = shape[:2] if shape[2] == 1 else tf.TensorShape([None] * 3)
+    if not shape.is_compatible_with(sequences.shape[:2]):
+        raise ValueError(
+            f"`mask` must have the shape (batch, time) of the input, {tuple(sequences.shape[:2])}, "
+            f"or one more axis of size 1. Received: a mask of shape {tuple(mask.shape)}"
+        )
+
+
 class GatedRNN(HasLam, keras.layers.RNN):
     """A layer that makes its own cell and runs it fused where that is possible.
 
@@ -156,14 +167,17 @@ class GatedRNN(HasLam, keras.layers.RNN):
                 f"it was built with, {expected}. Received: sequences.shape={sequences.shape}. "
                 "Drop or pad the last batch, or use `stateful=False`."
             )
+        if mask is not None:
+            _check_mask(tf.nest.flatten(mask)[0], sequences)
         if initial_state is not None:
             states = tf.nest.flatten(initial_state)
             units = self.cell.units
-            if len(states) != self.num_states or any(s.shape[-1] != units for s in states):
+            shapes = [tuple(getattr(state, "shape", ())) for state in states]
+            if len(states) != self.num_states or any(s[-1:] != (units,) for s in shapes):
                 form = "[h, c], each" if self.num_states == 2 else "one state"
                 raise ValueError(
                     f"`initial_state` must be {form} of shape (batch, {units}). "
-                    f"Received: tensors of the shapes {[tuple(s.shape) for s in states]}"
+                    f"Received: tensors of the shapes {shapes}"
                 )
         return super().call(sequences, initial_state=initial_state, mask=mask, training=training)
 

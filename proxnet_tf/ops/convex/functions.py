@@ -180,7 +180,9 @@ def spectrum(matrix: Any) -> dict[str, np.ndarray]:
             "`matrix` must be positive semidefinite, or the problem has no minimum for small lam. "
             f"Received: one with the eigenvalue {values.min():g}."
         )
-    return {"eigenvalues": np.maximum(values, 0), "eigenvectors": vectors}
+    # Of a singular matrix zeros come out as rounding, which a small lam would not exceed.
+    zero = len(values) * np.finfo(values.dtype).eps * values.max(initial=0.0)
+    return {"eigenvalues": np.where(values > zero, values, 0.0), "eigenvectors": vectors}
 
 
 def _check_width(x: tf.Tensor, eigenvalues: np.ndarray) -> None:
@@ -214,10 +216,13 @@ def prox_quadratic(
     """
     x = tf.convert_to_tensor(x)
     _check_width(x, eigenvalues)
-    basis, q = (tf.cast(v, x.dtype) for v in (eigenvectors, eigenvalues))
-    ratio = tf.math.reciprocal_no_nan(q) * scalar(lam, x.dtype)  # lam/q
-    removed = tf.where(q > 0, 1 / (1 + ratio), tf.zeros_like(q))
-    kept = tf.where((q > 0) & (ratio < 1), tf.minimum(ratio, 1) * removed, 1 - removed)
+    basis = tf.cast(eigenvectors, x.dtype)
+    # lam/q in float64: x.dtype may be too narrow for either.
+    q = np.where(eigenvalues > 0, eigenvalues, 1.0)
+    ratio = scalar(lam, tf.float64) / q
+    removed = tf.where(eigenvalues > 0, 1 / (1 + ratio), 0)
+    kept = tf.where((eigenvalues > 0) & (ratio < 1), tf.minimum(ratio, 1) * removed, 1 - removed)
+    removed, kept = tf.cast(removed, x.dtype), tf.cast(kept, x.dtype)
     # An entry that loses little is x less what is removed, another one is what is kept: rounding
     # is relative to the smaller part.
     shrinks = tf.linalg.matvec(basis**2, removed) > 0.5

@@ -33,6 +33,6 @@ def check_real(name: str, value: Any) -> Any:
 
 
 def real_array(name: str, value: Any) -> np.ndarray:
-    """`value` as a float64 array, or a `ValueError` if it is complex."""
+    """`value` as a float64 array of its own, or a `ValueError` if it is complex."""
     array = np.asarray(value)
-    return np.asarray(check_real(name, array), "float64")
+    return np.array(check_real(name, array), "float64")

@@ -377,6 +377,7 @@ def log_cosh_wide(z):
         (lambda: Prox(log_cosh, constraint="l1"), "of a set"),
         (lambda: Prox("l1", over="time", axis=1), "over='example' only"),
         (lambda: Prox("l1", axis=0)(inputs(2, 3)), "other than the batch"),
+        (lambda: Prox("nuclear", axis=1), "'nuclear' is a function of the last two axes.*axis=1"),
         (lambda: Prox("l1", axis="a"), "`axis` must be an integer. Received: axis='a'"),
         (lambda: Prox("l1", axis=1.0), "`axis` must be an integer. Received: axis=1.0"),
         *[
@@ -500,6 +501,7 @@ def ill_conditioned(z):
     return tf.reduce_sum(weights * z**2, axis=-1) / 2
 
 
+@pytest.mark.in_graph
 def test_an_unsolved_gradient_shows_in_the_logs_of_fit():
     """The map is solved within five iterations, its linear systems of 12 unknowns are not."""
     x = inputs(8, 4)
@@ -566,6 +568,26 @@ def test_configs_of_0_1_0_load():
     layer = Prox.from_config(config)
     np.testing.assert_allclose(layer(tf.constant([[3.0, 0.2]])), [[2.5, 0.0]])
     assert sorted(m.name for m in layer.metrics)[:2] == ["backward_residual", "backward_unsolved"]
+
+
+def test_what_happens_to_an_array_later_changes_nothing():
+    from scipy import sparse
+
+    matrix, bound = np.eye(3), np.array(0.5)
+    sparse_matrix = sparse.csr_matrix(np.eye(3))
+    forms = [
+        Regularizer("quadratic", matrix=matrix),
+        Regularizer("quadratic", matrix=sparse_matrix),
+        Regularizer("box", low=-bound, high=tf.constant(0.5)),
+    ]
+    x = tf.constant([[1.0, -2.0, 4.0]])
+    expected = [form.prox(x, 1.0).numpy() for form in forms]
+    np.testing.assert_array_equal(expected[2], [[0.5, -0.5, 0.5]])
+    matrix *= 100.0
+    sparse_matrix *= 100.0
+    for form, value in zip(forms, expected, strict=True):
+        again = Regularizer.from_config(json.loads(json.dumps(form.get_config())))
+        np.testing.assert_array_equal(again.prox(x, 1.0), value)
 
 
 def test_bounds_may_be_infinite_and_keep_their_side():

@@ -66,6 +66,13 @@ def test_symbolic_output_has_the_structure_of_the_input(kind, structure):
     np.testing.assert_allclose(moved, kind.expected(kind.joined(24), 2.0), atol=2e-5)
 
 
+def test_none_in_place_of_a_view_is_refused(kind):
+    views = kind.views(24)
+    views[1] = None
+    with pytest.raises(ValueError, match=r"a tensor for each view. Received None"):
+        kind.layer()(views, training=True)
+
+
 def test_masks_in_the_structure_of_the_views(kind):
     x, valid = kind.sequences()
     names = "abc"[: len(kind.sizes)]

@@ -120,6 +120,23 @@ def test_the_attributes_of_the_layer_of_keras(cls):
     assert Own(3, dropout=0.5).dropout == 0.5
 
 
+@pytest.mark.parametrize("cls", [ProxLSTM, ProxGRU])
+@pytest.mark.parametrize(
+    "shape", [(4,), (), (4, 1), (4, 3), (3, 6), (4, 6, 2), (4, 6, 3), (4, 6, 1, 1)]
+)
+def test_a_mask_of_another_shape_is_refused(cls, shape):
+    layer, x = cls(2, jit_compile=False), np.ones((4, 6, 3), "float32")
+    with pytest.raises(ValueError, match=r"`mask` must have the shape \(batch, time\).*\(4, 6\)"):
+        layer(x, mask=np.ones(shape, bool))
+    right = layer(x, mask=np.ones((4, 6), bool))
+    np.testing.assert_array_equal(layer(x, mask=np.ones((4, 6, 1), bool)), right)
+
+
+def test_a_state_that_is_no_tensor_is_refused():
+    with pytest.raises(ValueError, match=r"must be \[h, c\].*shapes \[\(\), \(\)\]"):
+        ProxLSTM(1)(np.ones((1, 2, 3), "float32"), initial_state=[[0.0], [0.0]])
+
+
 @pytest.mark.parametrize("kind", LAYERS)
 def test_two_in_one_model(kind, tmp_path):
     """Paths are unique, the state tree and both ways of saving keep the two apart."""

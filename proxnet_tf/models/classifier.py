@@ -201,12 +201,11 @@ class MultiviewClassifier(HasLam, MultiviewModel):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        unused = _arguments_without_layer(
-            config.get("method", "prox")
-        )  # 0.1.0 saved what it ignored
+        method = config.get("method", "prox")
+        unused = _arguments_without_layer(method)  # 0.1.0 saved what it ignored
         config = {name: value for name, value in config.items() if name not in unused}
         old = config.pop("prox_options", None)
-        config |= _layer_arguments(old) if config.get("method", "prox") == "prox" else {}
+        config |= _layer_arguments(old) if method == "prox" else {}
         if isinstance(config.get("solver"), dict):
             config["solver"] = keras.saving.deserialize_keras_object(
                 config["solver"], custom_objects=custom_objects

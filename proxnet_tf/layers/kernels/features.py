@@ -124,11 +124,11 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         self.supports_jit = False  # the kernels of TensorFlow Probability
         self.lam = add_lam(self, self.initial_lam)
         self._monitor = Monitor(self, self.monitor)
-        self._kernel(tf.float32)  # an unknown name or option raises here
+        self._kernel(tf.float32, validate_args=True)  # an unknown name or option raises here
         self._constants = [] if self.landmarks is None else self._prepare(self.landmarks)
         self._count = self.num_landmarks or len(self._constants[0])
 
-    def _kernel(self, dtype: tf.DType) -> Any:
+    def _kernel(self, dtype: tf.DType, validate_args: bool = False) -> Any:
         """The kernel with its parameters in `dtype`."""
         if callable(self.kernel):
             return self.kernel(dtype)
@@ -148,7 +148,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
             for option, value in self.kernel_options.items()
         }
         try:
-            return kernel_class(**options, validate_args=True)
+            return kernel_class(**options, validate_args=validate_args)
         except (TypeError, tf.errors.InvalidArgumentError) as error:
             raise ValueError(
                 f"`kernel_options` must be numbers that {name} of psd_kernels takes, in their "

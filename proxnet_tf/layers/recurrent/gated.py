@@ -21,6 +21,8 @@ def _cell_arguments(cls: type["GatedRNN"]) -> set[str]:
 
 
 def _check_mask(mask: Any, sequences: tf.Tensor) -> None:
+    if mask is None:
+        return
     shape = tf.TensorShape(mask.shape)
     if shape.rank == 3:  # as in Keras
         shape = shape[:2] if shape[2] == 1 else tf.TensorShape([None] * 3)
@@ -167,8 +169,7 @@ class GatedRNN(HasLam, keras.layers.RNN):
                 f"it was built with, {expected}. Received: sequences.shape={sequences.shape}. "
                 "Drop or pad the last batch, or use `stateful=False`."
             )
-        if mask is not None:
-            _check_mask(tf.nest.flatten(mask)[0], sequences)
+        _check_mask(mask[0] if isinstance(mask, list | tuple) else mask, sequences)
         if initial_state is not None:
             states = tf.nest.flatten(initial_state)
             units = self.cell.units

@@ -6,7 +6,8 @@ Each operator at (1024, 256) in float32 against reading and writing its input on
 with its largest difference from float64; the nuclear norm against `tf.linalg.svd`, the simplex
 against `tf.sort` alone; total variation at (256, 1024) against pyproximal's `TV`,
 called for every row with as many iterations as an error of 1e-6 takes; the generic solver on a
-quadratic R against the closed form.
+quadratic R against the closed form, and on functions R at (100, 20) against one value of R with
+its gradient.
 """
 
 import argparse
@@ -171,6 +172,49 @@ def generic_table(rng, shape=(256, 64)):
             )
 
 
+def function_table(rng, shape=(100, 20)):
+    """The generic solver with its gradient, in units of one value of R and its gradient."""
+    mixing = tf.constant(rng.standard_normal((shape[1], shape[1])), tf.float32)
+    cases = {  # R, lam, the size of x, where the solver starts
+        "sum log cosh z": (lambda z: tf.math.log(tf.cosh(z)), 0.3, 1.0, None),
+        "sum z^4, from far": (lambda z: z**4, 0.1, 100.0, None),
+        "sum z log z": (lambda z: z * tf.math.log(z), 1.0, 1.0, 0.5),
+        "sum softplus(3 z M)": (lambda z: tf.math.softplus(3 * z @ mixing), 0.1, 1.0, None),
+        "25 sum of squared differences": (
+            lambda z: 25 * (z[:, 1:] - z[:, :-1]) ** 2, 0.5, 1.0, None
+        ),
+    }  # fmt: skip
+    print("| R, lam | first call, s | a step, ms | R and its gradient, ms | ratio | iterations |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, (entries, lam, size, start) in cases.items():
+        x = tf.constant(size * rng.standard_normal(shape), tf.float32)
+        layer = Prox(
+            lambda z, f=entries: tf.reduce_sum(f(z), -1), lam=lam, start=start, monitor=True
+        )
+
+        def step(v, layer=layer):
+            with tf.GradientTape() as tape:
+                tape.watch(v)
+                z = layer(v)
+            return tape.gradient(z, v, v)
+
+        def once(v, layer=layer):
+            with tf.GradientTape() as tape:
+                tape.watch(v)
+                value = layer.regularizer(v)
+            return tape.gradient(value, v)
+
+        begin = time.perf_counter()
+        steps = tf.function(step)
+        steps(x)
+        first = time.perf_counter() - begin
+        whole, one = median_times([steps, tf.function(once)], x)
+        print(
+            f"| {name}, {lam} | {first:.1f} | {1e3 * whole:.1f} | {1e3 * one:.2f} | "
+            f"{whole / one:.0f} | {layer.status['iterations']:.0f} |"
+        )
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
@@ -178,6 +222,7 @@ def main(arguments=None):
         "operators": operator_table,
         "total_variation": total_variation_table,
         "generic": generic_table,
+        "functions": function_table,
     }
     parser.add_argument("--tables", nargs="+", choices=tables, default=list(tables))
     args = parser.parse_args(arguments)

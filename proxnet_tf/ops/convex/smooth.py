@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from proxnet_tf.ops.convex.lbfgs import Evaluation, lbfgs
 from proxnet_tf.ops.linear.cg import conjugate_gradient
 from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.once import check_tapes, differentiable_once
@@ -26,9 +27,7 @@ from proxnet_tf.ops.linear.report import Observer, Report, observed
 RowFunction = Callable[[tf.Tensor], tf.Tensor]  # (batch, n) -> (batch,)
 Projection = Callable[[tf.Tensor], tf.Tensor]  # (batch, n) -> (batch, n)
 _ValueAndSlope = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-_Evaluation = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
 
-_PAIRS = 8  # of steps and changes of slope, which L-BFGS remembers
 _NEAR = 1e-2  # the residual below which Newton is the quicker one
 
 
@@ -125,7 +124,7 @@ def smooth_prox(
 
     if projection is None:
         near = max(tolerance, _NEAR)
-        z, iterations = _lbfgs(evaluate, origin, scale, near, max_iterations)
+        z, iterations = lbfgs(evaluate, origin, scale, near, max_iterations)
         # A barrier can leave L-BFGS stuck far off: Newton starts where the residual is lower.
         stuck = ~(evaluate(z)[2] <= evaluate(origin)[2])
         z = tf.where(stuck[:, tf.newaxis], origin, z)
@@ -181,115 +180,6 @@ def _finite_or(z: tf.Tensor, fallback: tf.Tensor) -> tf.Tensor:
 # Solvers ---------------------------------------------------------------------------------------
 
 
-def _lbfgs(
-    evaluate: _Evaluation,
-    origin: tf.Tensor,
-    scale: tf.Tensor,
-    tolerance: float,
-    max_iterations: int,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """L-BFGS with backtracking in the variable z / scale; every row has its own steps.
-
-    The objective over lam has curvature 1 at least where R is convex, so that a step that lowers
-    it also keeps the pairs of steps and changes of slope positive.
-    """
-
-    rounding = 10 * np.finfo(origin.dtype.as_numpy_dtype).eps
-
-    def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(a * b, axis=-1, keepdims=True)
-
-    def direction(slope: tf.Tensor, steps: tf.Tensor, changes: tf.Tensor) -> tf.Tensor:
-        """Minus the inverse Hessian of the last pairs (newest first) times the slope."""
-        pairs = list(zip(tf.unstack(steps), tf.unstack(changes), strict=True))
-        inverse = [tf.math.reciprocal_no_nan(dot(s, y)) for s, y in pairs]
-        along = []
-        for (s, y), rho in zip(pairs, inverse, strict=True):
-            along.append(rho * dot(s, slope))
-            slope -= along[-1] * y
-        newest, change = pairs[0]
-        size = dot(newest, change) * tf.math.reciprocal_no_nan(dot(change, change))
-        slope *= tf.where(size > 0, size, tf.ones_like(size))
-        for (s, y), rho, a in reversed(list(zip(pairs, inverse, along, strict=True))):
-            slope += s * (a - rho * dot(y, slope))
-        return -slope
-
-    def step(
-        iteration: tf.Tensor,
-        z: tf.Tensor,
-        value: tf.Tensor,
-        slope: tf.Tensor,
-        residual: tf.Tensor,
-        steps: tf.Tensor,
-        changes: tf.Tensor,
-        active: tf.Tensor,
-    ) -> tuple[tf.Tensor, ...]:
-        move = direction(slope, steps, changes)
-        fall = tf.squeeze(dot(slope, move), -1)
-        usable = fall < 0
-        move = tf.where(usable[:, tf.newaxis], move, -slope)
-        fall = tf.where(usable, fall, -tf.squeeze(dot(slope, slope), -1))
-
-        def attempt(length: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            candidate = z + length[:, tf.newaxis] * move * scale
-            reached, turned, moved = evaluate(candidate)
-            lowered = reached - value
-            lower = (lowered <= 1e-4 * length * fall) & (lowered < -rounding * (1 + tf.abs(value)))
-            better = tf.math.is_finite(moved) & (lower | (moved < 0.9 * residual))
-            return length, candidate, reached, turned, moved, better
-
-        length, candidate, reached, turned, moved, better = tf.while_loop(
-            lambda *state: tf.reduce_any(active & ~state[-1]),
-            lambda length, *state: attempt(tf.where(state[-1], length, length / 2)),
-            attempt(tf.ones_like(value)),
-            maximum_iterations=20,
-        )
-        better &= active
-        taken = length[:, tf.newaxis] * move
-        change = turned - slope
-        positive = better & (tf.squeeze(dot(taken, change), -1) > 0)
-        # Where no length helped, the next step is along the slope; if it was that, or values only
-        # round any more, the row ends.
-        plain = tf.reduce_all(steps[0] == 0, axis=-1) | (residual < rounding**0.5)
-        kept = tf.where(
-            positive[:, tf.newaxis], tf.concat([taken[tf.newaxis], steps[:-1]], 0), steps
-        )
-        turns = tf.where(
-            positive[:, tf.newaxis], tf.concat([change[tf.newaxis], changes[:-1]], 0), changes
-        )
-        lost = (active & ~better)[:, tf.newaxis]
-        return (
-            iteration + 1,
-            tf.where(better[:, tf.newaxis], candidate, z),
-            tf.where(better, reached, value),
-            tf.where(better[:, tf.newaxis], turned, slope),
-            tf.where(better, moved, residual),
-            tf.where(lost, tf.zeros_like(kept), kept),
-            tf.where(lost, tf.zeros_like(turns), turns),
-            active & (better | ~plain) & (tf.where(better, moved, residual) > tolerance),
-        )
-
-    value, slope, residual = evaluate(origin)
-    none = tf.zeros(tf.concat([[_PAIRS], tf.shape(origin)], 0), origin.dtype)
-    usable = tf.reduce_all(tf.math.is_finite(slope), axis=-1) & tf.math.is_finite(value)
-    iterations, z, *_ = tf.while_loop(
-        lambda *state: tf.reduce_any(state[-1]),
-        step,
-        (
-            tf.zeros([], tf.int32),
-            origin,
-            value,
-            slope,
-            residual,
-            none,
-            none,
-            usable & (residual > tolerance),
-        ),
-        maximum_iterations=max_iterations,
-    )
-    return z, iterations
-
-
 def _hessian_product(gradient: _ValueAndSlope, z: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
     """H v, the derivative of <grad R(z), v>; 0 where R is linear."""
     with tf.GradientTape() as tape:
@@ -300,7 +190,7 @@ def _hessian_product(gradient: _ValueAndSlope, z: tf.Tensor, v: tf.Tensor) -> tf
 
 
 def _newton(
-    evaluate: _Evaluation,
+    evaluate: Evaluation,
     gradient: _ValueAndSlope,
     z: tf.Tensor,
     lam: tf.Tensor,
@@ -353,7 +243,7 @@ def _newton(
 
 
 def _projected_gradient(
-    evaluate: _Evaluation,
+    evaluate: Evaluation,
     project: Projection,
     origin: tf.Tensor,
     scale: tf.Tensor,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf import DCCA, DCCAE, MultiviewClassifier, cca_loss
+from proxnet_tf import DCCA, DCCAE, cca_loss
+from proxnet_tf.models import multiview_model
 from proxnet_tf.ops.multiview.correlation import CCA
 from proxnet_tf.ops.multiview.prox import multiview_prox
 from tests.helpers.markdown import table_rows
@@ -77,8 +78,8 @@ def test_a_step_has_the_loss_and_the_gradient_of_the_models(kind, options):
     if kind == "prox":
         made.prox.lam.assign(0.2)
         options = {**options, "solver": labels_training.SOLVER}
-    model = MultiviewClassifier(
-        made.encoders, made.predictors, method=method, epsilon=ridge, predict_with=0, **options
+    model = multiview_model(
+        method, made.encoders, made.predictors, epsilon=ridge, predict_with=0, **options
     )
     entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(loss=entropy)

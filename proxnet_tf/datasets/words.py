@@ -152,7 +152,6 @@ def load_word_pairs(path: Path) -> list[tuple[str, str]]:
     Example:
         pairs = load_word_pairs("en-de.txt")
     """
-    path = required_file(path, PAIRS_SOURCE)
     pairs = []
     for number, line in enumerate(_entries(path, PAIRS_SOURCE), start=1):
         words = re.findall(r"[^ \t]+", line)  # other white space can be part of a word
@@ -176,16 +175,13 @@ def load_word_similarity(path: Path) -> Similarity:
     Example:
         pairs, scores = load_word_similarity("simlex999_en.tsv")
     """
-    path = required_file(path, SIMILARITY_SOURCE)
+    header, *lines = _entries(path, SIMILARITY_SOURCE) or [""]
+    if _scored_pair(header)[2] is not None:
+        problem = f"its first line is not a header but a pair: {header!r}."
+        raise bad_data(path, problem, SIMILARITY_SOURCE)
     pairs, scores = [], []
-    for number, line in enumerate(_entries(path, SIMILARITY_SOURCE), start=1):
+    for number, line in enumerate(lines, start=2):
         first, second, value = _scored_pair(line)
-        if number == 1 and value is not None:
-            raise bad_data(
-                path, f"its first line is not a header but a pair: {line!r}.", SIMILARITY_SOURCE
-            )
-        if number == 1:
-            continue
         if not (first and second and value is not None and np.isfinite(value)):
             raise bad_data(
                 path, f"line {number} is not two words and a score: {line!r}.", SIMILARITY_SOURCE

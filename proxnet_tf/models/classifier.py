@@ -12,7 +12,7 @@ from proxnet_tf.models.base import MultiviewModel, build_and_infer, family_of
 
 # Arguments that one method, or two, have; with their defaults.
 _OF_PROX = {"lam": 1.0, "inference": "identity", "monitor": False}
-_OF_CORRELATION = {"num_components": None, "epsilon": 1e-4}
+OF_CORRELATION = {"num_components": None, "epsilon": 1e-4}
 _KERAS_ARGUMENTS = ("name", "dtype", "trainable", "activity_regularizer")
 
 
@@ -216,7 +216,7 @@ class MultiviewClassifier(HasLam, MultiviewModel):
 def _arguments_without_layer(method: str) -> dict[str, Any]:
     """The arguments that no layer of this method takes, with their defaults."""
     unused = {} if method == "prox" else _OF_PROX
-    return {**unused, **_OF_CORRELATION} if method == "vanilla" else dict(unused)
+    return {**unused, **OF_CORRELATION} if method == "vanilla" else dict(unused)
 
 
 def _layer_arguments(old: dict[str, Any] | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import keras
 
 from proxnet_tf.checks import check_choice
 from proxnet_tf.models.base import MultiviewModel
-from proxnet_tf.models.classifier import MultiviewClassifier
+from proxnet_tf.models.classifier import OF_CORRELATION, MultiviewClassifier
 from proxnet_tf.models.two_stage import DCCA, DCCAE
 
 METHODS = ("vanilla", "rrm", "prox", "dcca", "dccae")
@@ -57,9 +57,5 @@ def multiview_model(
             raise ValueError("The method 'dccae' needs `decoders`. Received: decoders=None")
         return DCCAE(encoders, decoders, predictors, **options)
     if method == "vanilla":
-        options = {
-            name: value
-            for name, value in options.items()
-            if name not in ("num_components", "epsilon")
-        }
+        options = {name: v for name, v in options.items() if name not in OF_CORRELATION}
     return MultiviewClassifier(encoders, predictors, method=method, **options)

@@ -86,28 +86,29 @@ def lbfgs(
         # Where no length helped, the next step is along the slope; if it was that, or values only
         # round any more, the row ends.
         plain = tf.reduce_all(steps[0] == 0, axis=-1) | (residual < rounding**0.5)
-        kept = tf.where(
-            positive[:, tf.newaxis], tf.concat([taken[tf.newaxis], steps[:-1]], 0), steps
-        )
-        turns = tf.where(
-            positive[:, tf.newaxis], tf.concat([change[tf.newaxis], changes[:-1]], 0), changes
-        )
-        lost = (active & ~better)[:, tf.newaxis]
+        lost = active & ~better
+
+        def pushed(history: tf.Tensor, newest: tf.Tensor) -> tf.Tensor:
+            longer = tf.concat([newest[tf.newaxis], history[:-1]], 0)
+            kept = tf.where(positive[:, tf.newaxis], longer, history)
+            return tf.where(lost[:, tf.newaxis], tf.zeros_like(kept), kept)
+
+        residual = tf.where(better, moved, residual)
         return (
             iteration + 1,
             tf.where(better[:, tf.newaxis], candidate, z),
             tf.where(better, reached, value),
             tf.where(better[:, tf.newaxis], turned, slope),
-            tf.where(better, moved, residual),
-            tf.where(lost, tf.zeros_like(kept), kept),
-            tf.where(lost, tf.zeros_like(turns), turns),
-            active & (better | ~plain) & (tf.where(better, moved, residual) > tolerance),
+            residual,
+            pushed(steps, taken),
+            pushed(changes, change),
+            active & (better | ~plain) & (residual > tolerance),
         )
 
     value, slope, residual = evaluate(origin)
     none = tf.zeros(tf.concat([[_PAIRS], tf.shape(origin)], 0), origin.dtype)
     usable = tf.reduce_all(tf.math.is_finite(slope), axis=-1) & tf.math.is_finite(value)
-    iterations, z, *_ = tf.while_loop(
+    iterations, z, _, _, reached, *_ = tf.while_loop(
         lambda *state: tf.reduce_any(state[-1]),
         step,
         (
@@ -122,4 +123,5 @@ def lbfgs(
         ),
         maximum_iterations=max_iterations,
     )
-    return z, iterations
+    # A barrier can leave it stuck far off: where it started is then the better place.
+    return tf.where((reached <= residual)[:, tf.newaxis], z, origin), iterations

@@ -125,9 +125,6 @@ def smooth_prox(
     if projection is None:
         near = max(tolerance, _NEAR)
         z, iterations = lbfgs(evaluate, origin, scale, near, max_iterations)
-        # A barrier can leave L-BFGS stuck far off: Newton starts where the residual is lower.
-        stuck = ~(evaluate(z)[2] <= evaluate(origin)[2])
-        z = tf.where(stuck[:, tf.newaxis], origin, z)
         z, more = _newton(evaluate, gradient, z, fixed_lam, scale, tolerance, max_iterations)
         iterations += more
     else:

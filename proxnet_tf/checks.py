@@ -112,6 +112,24 @@ def check_device(value: object) -> str | None:
     return str(value)
 
 
+def steps_mask(mask: Any, x: tf.Tensor) -> tf.Tensor:
+    """A mask of `x` (batch, time, ...) as booleans (batch, time), or a `ValueError`.
+
+    Args:
+        mask: of shape (batch, time), or (batch, time, 1) as Keras allows; a size may be unknown.
+        x: the input.
+    """
+    shape = tf.TensorShape(mask.shape)
+    one_more = shape.rank == 3 and shape[2] in (None, 1)
+    if not (shape[:2] if one_more else shape).is_compatible_with(x.shape[:2]):
+        raise ValueError(
+            f"`mask` must have the shape (batch, time) of the input, {tuple(x.shape[:2])}, "
+            f"or one more axis of size 1. Received: a mask of shape {tuple(shape)}"
+        )
+    mask = tf.cast(mask, tf.bool)
+    return mask[..., 0] if one_more else mask
+
+
 def at_least_float32(dtype: str | tf.DType) -> tf.DType:
     """The dtype to compute in: `dtype` itself, or float32 where it is a 16-bit float.
 

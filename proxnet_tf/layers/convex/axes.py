@@ -4,6 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from proxnet_tf.checks import steps_mask
 from proxnet_tf.layers.convex.regularizer import Regularizer
 from proxnet_tf.ops.convex.smooth import Projection
 
@@ -72,12 +73,7 @@ def apply_closed_form(
         check_rank(x, "(batch, time, features)")
         valid = None
         if mask is not None:
-            if not mask.shape.is_compatible_with(x.shape[:2]):
-                raise ValueError(
-                    f"`mask` must have the shape (batch, time) of the input, {tuple(x.shape[:2])}. "
-                    f"Received: a mask of shape {tuple(mask.shape)}"
-                )
-            valid = tf.broadcast_to(mask[..., tf.newaxis], tf.shape(x))
+            valid = tf.broadcast_to(steps_mask(mask, x)[..., tf.newaxis], tf.shape(x))
         if matrix:
             return form.prox(x, lam, valid)
         swapped = tf.transpose(x, [0, 2, 1])

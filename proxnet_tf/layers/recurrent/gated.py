@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import HasLam
+from proxnet_tf.checks import HasLam, steps_mask
 from proxnet_tf.layers.recurrent.gated_cell import GatedCell, with_lam
 from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.recurrent.scan import prox_sequence
@@ -18,19 +18,6 @@ def _cell_arguments(cls: type["GatedRNN"]) -> set[str]:
     """The arguments, but `units`, of the cell of Keras."""
     names = inspect.signature(cls.cell_class.plain_class.__init__).parameters
     return {*names, "implementation"} - {"self", "units", "kwargs"}
-
-
-def _check_mask(mask: Any, sequences: tf.Tensor) -> None:
-    if mask is None:
-        return
-    shape = tf.TensorShape(mask.shape)
-    if shape.rank == 3:  # as in Keras
-        shape = shape[:2] if shape[2] == 1 else tf.TensorShape([None] * 3)
-    if not shape.is_compatible_with(sequences.shape[:2]):
-        raise ValueError(
-            f"`mask` must have the shape (batch, time) of the input, {tuple(sequences.shape[:2])}, "
-            f"or one more axis of size 1. Received: a mask of shape {tuple(mask.shape)}"
-        )
 
 
 class GatedRNN(HasLam, keras.layers.RNN):
@@ -169,7 +156,8 @@ class GatedRNN(HasLam, keras.layers.RNN):
                 f"it was built with, {expected}. Received: sequences.shape={sequences.shape}. "
                 "Drop or pad the last batch, or use `stateful=False`."
             )
-        _check_mask(mask[0] if isinstance(mask, list | tuple) else mask, sequences)
+        mask = mask[0] if isinstance(mask, list | tuple) else mask
+        mask = None if mask is None else steps_mask(mask, sequences)
         if initial_state is not None:
             states = tf.nest.flatten(initial_state)
             units = self.cell.units
@@ -196,9 +184,6 @@ class GatedRNN(HasLam, keras.layers.RNN):
     ) -> tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         cell = self.cell
         dropout = training and cell.recurrent_dropout > 0.0
-        if mask is not None:
-            mask = tf.cast(tf.nest.flatten(mask)[0], tf.bool)
-            mask = mask[..., 0] if mask.shape.rank == 3 else mask  # as in Keras
         if self.unroll or dropout or cell.implementation == 1:
             if mask is not None:  # padding may be anything
                 sequences = tf.where(mask[..., None], sequences, tf.zeros_like(sequences))

@@ -13,7 +13,13 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from proxnet_tf.ops.multiview.correlation import GCCA, Differences, divided_differences
-from proxnet_tf.ops.multiview.problem import Point, Problem, positive_inverse
+from proxnet_tf.ops.multiview.packing import cast_floats
+from proxnet_tf.ops.multiview.problem import (
+    Point,
+    Problem,
+    bare_metric,
+    positive_inverse,
+)
 
 
 class Ingredients(NamedTuple):
@@ -29,13 +35,15 @@ class Ingredients(NamedTuple):
 
 
 class Decomposed(NamedTuple):
-    """Inverses of the two metrics, each symmetric, `[D, D]`.
+    """The metric without t Gam', and two inverses, each symmetric, `[D, D]`.
 
     Attributes:
+        bare: T^-1 T^-T.
         inverse: of M with the positive part of t Gam' only.
         bare_inverse: of M without t Gam'.
     """
 
+    bare: tf.Tensor
     inverse: tf.Tensor
     bare_inverse: tf.Tensor
 
@@ -66,27 +74,30 @@ class Hessian(NamedTuple):
 
 def ingredients_at(correlation: GCCA, problem: Problem, point: Point) -> Ingredients:
     """What `decompose` needs."""
-    return Ingredients(point.bare, point.pull)
+    return Ingredients(bare_metric(correlation, problem, point.spectrum), point.pull)
 
 
 def decompose(correlation: GCCA, ingredients: Ingredients, wide: bool) -> Decomposed:
-    """The decompositions, outside XLA."""
+    """The decompositions, outside XLA; in float32 where it is `wide`."""
     bare, pull = ingredients
     values, vectors = tf.linalg.eigh(pull)
     positive = tf.matmul(vectors * tf.maximum(values, 0.0), vectors, transpose_b=True)
-    return Decomposed(*tf.unstack(positive_inverse(tf.stack([bare + positive, bare]))))
+    inverses = tf.unstack(positive_inverse(tf.stack([bare + positive, bare])))
+    return cast_floats(Decomposed(bare, *inverses), tf.float32 if wide else bare.dtype)
 
 
 def hessian_at(
     correlation: GCCA, problem: Problem, point: Point, decomposed: Decomposed
 ) -> Hessian:
-    """The Hessian at a point."""
+    """The Hessian at a point, in the dtype of what was decomposed."""
+    seen = problem, point, divided_differences(point.spectrum)
+    problem, point, differences = cast_floats(seen, decomposed.bare.dtype)
     added = decomposed.bare_inverse - decomposed.inverse
     return Hessian(
         wt=point.wt,
-        metric=point.bare + point.pull,
+        metric=decomposed.bare + point.pull,
         rotation=point.spectrum.rotation,
-        differences=divided_differences(point.spectrum),
+        differences=differences,
         c=problem.c,
         scale=2.0 * problem.c * problem.t,
         inverse=decomposed.inverse,
@@ -96,7 +107,7 @@ def hessian_at(
 
 def enter(correlation: GCCA, hessian: Hessian, slope: tf.Tensor) -> tf.Tensor:
     """The coordinates of a gradient F T^-T: itself."""
-    return slope
+    return tf.cast(slope, hessian.wt.dtype)
 
 
 def leave(correlation: GCCA, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
@@ -105,7 +116,11 @@ def leave(correlation: GCCA, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
 
 
 def product(
-    correlation: GCCA, hessian: Hessian, v: tf.Tensor, exact: bool | None = True
+    correlation: GCCA,
+    hessian: Hessian,
+    v: tf.Tensor,
+    exact: bool | None = True,
+    through: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """H v, always exact."""
     change = hessian.c * tf.matmul(hessian.wt, v, transpose_a=True)

@@ -39,26 +39,6 @@ def compiled(
     return tf.function(bound, jit_compile=jit, autograph=False)
 
 
-def _conjugate_gradient(
-    correlation: Correlation,
-    hessian: Any,
-    rhs: tf.Tensor,
-    tolerance: tf.Tensor,
-    radius: tf.Tensor | None = None,
-    exact: bool | None = True,
-) -> CGResult:
-    model = MODELS[type(correlation)]
-    return conjugate_gradient(
-        lambda v: model.product(correlation, hessian, v, exact),
-        rhs,
-        preconditioner=lambda r: model.precondition(correlation, hessian, r),
-        tolerance=tolerance,
-        max_iterations=CG_ITERATIONS,
-        axes=(-2, -1),
-        radius=radius,
-    )
-
-
 def approximate(
     correlation: Correlation,
     hessian: Any,
@@ -66,12 +46,29 @@ def approximate(
     tolerance: tf.Tensor,
     radius: tf.Tensor | None = None,
 ) -> CGResult:
-    """`_conjugate_gradient` to a tolerance of at least 1e-4, in float32 where that is faster."""
-    if correlation.width < WIDE:
-        return _conjugate_gradient(correlation, hessian, rhs, tolerance, radius)
-    single = cast_floats((hessian, rhs, tf.maximum(tolerance, 1e-4), radius), tf.float32)
-    hessian, small_rhs, tolerance, radius = single
-    found = _conjugate_gradient(correlation, hessian, small_rhs, tolerance, radius, None)
+    """H^-1 rhs by conjugate gradients; for wide views in float32, to 1e-4 at best."""
+    model = MODELS[type(correlation)]
+    wide = correlation.width >= WIDE
+    given = hessian, rhs, tolerance, radius
+    if wide:
+        given = hessian, rhs, tf.maximum(tolerance, 1e-4), radius
+        given = cast_floats(given, tf.float32)
+    hessian, b, tolerance, radius = given
+
+    def product(*v: tf.Tensor) -> tf.Tensor:
+        first, *through = v
+        return model.product(correlation, hessian, first, None if wide else True, *through)
+
+    found = conjugate_gradient(
+        product,
+        b,
+        preconditioner=lambda r: model.precondition(correlation, hessian, r),
+        tolerance=tolerance,
+        max_iterations=CG_ITERATIONS,
+        axes=(-2, -1),
+        radius=radius,
+        through=wide,
+    )
     return cast_floats(found, rhs.dtype)
 
 
@@ -80,7 +77,7 @@ def _solve_linear(
 ) -> tuple[tf.Tensor, Report]:
     """H^-1 rhs, and how well it was found; negative curvature counts as not converged."""
     if correlation.width < WIDE:
-        found = _conjugate_gradient(correlation, hessian, rhs, tolerance)
+        found = approximate(correlation, hessian, rhs, tolerance)
         solved = found.converged & ~found.negative_curvature
         report = Report(found.residual[0, 0], found.iterations, solved[0, 0])
         return found.solution, report

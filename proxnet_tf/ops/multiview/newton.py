@@ -18,7 +18,7 @@ import tensorflow as tf
 from proxnet_tf.ops.multiview import subspace
 from proxnet_tf.ops.multiview.correlation import CCA, Correlation, Factors, Spectrum
 from proxnet_tf.ops.multiview.linear import MODELS, WIDE, approximate, compiled
-from proxnet_tf.ops.multiview.packing import Packed, pack, unpack, zeros
+from proxnet_tf.ops.multiview.packing import Packed, cast_floats, pack, unpack, zeros
 from proxnet_tf.ops.multiview.problem import (
     Point,
     Problem,
@@ -97,14 +97,15 @@ class _Trial(NamedTuple):
     w: tf.Tensor
     covariance: tf.Tensor
     predicted: tf.Tensor  # decrease of the objective that the quadratic model promises
+    descent: tf.Tensor  # decrease that its slope alone promises
     length: tf.Tensor  # of the step, in the preconditioner's norm
 
 
 # Layouts for `pack`.
 _SPECTRUM = Spectrum(values=1, basis=2, inverse=2, rotation=2, selected=1)
-_POINT = Point(w=2, spectrum=_SPECTRUM, wt=2, bare=2, pull=2, slope=2, objective=0, residual=0)
+_POINT = Point(w=2, spectrum=_SPECTRUM, wt=2, pull=2, slope=2, objective=0, residual=0)
 _STATE = _State(point=_POINT, radius=0, stalled=0)
-_TRIAL = _Trial(w=2, covariance=2, predicted=0, length=0)
+_TRIAL = _Trial(w=2, covariance=2, predicted=0, descent=0, length=0)
 _PROBLEM = Problem(root=2, unused=2, epsilon=0, c=0, t=0)
 
 
@@ -118,14 +119,16 @@ def _propose(
     # Superlinear, but no more exact than the last step needs.
     enough = tf.minimum(0.2 * tf.math.divide_no_nan(tolerance, point.residual), 0.1)
     forcing = tf.clip_by_value(tf.sqrt(point.residual), enough, 0.1)
-    found = approximate(
-        correlation, hessian, model.enter(correlation, hessian, -point.slope), forcing, radius
-    )
+    downhill = model.enter(correlation, hessian, -point.slope)
+    found = approximate(correlation, hessian, downhill, forcing, radius)
     v = model.leave(correlation, hessian, model.retract(correlation, hessian, found.solution))
+    v, descent = tf.cast(v, point.w.dtype), tf.reduce_sum(downhill * found.solution)
     w = point.w + correlation.by_view(v, point.spectrum.inverse)
-    w -= tf.matmul(w, data.unused)
-    predicted = found.reduction[0, 0] / data.t
-    return pack(_Trial(w, covariance_of(data, w), predicted, found.norm[0, 0]))
+    w -= correlation.by_view(w, data.unused)
+    promised = found.reduction[0, 0], descent, found.norm[0, 0]
+    predicted, descent, length = cast_floats(promised, w.dtype)
+    predicted, descent = predicted / data.t, descent / data.t
+    return pack(_Trial(w, covariance_of(data, w), predicted, descent, length))
 
 
 def _accept(
@@ -148,6 +151,12 @@ def _accept(
     at_edge = tried.length > 0.99 * radius
     radius = tf.where((ratio > 0.9) & at_edge, 2.0 * radius, radius)
     shrink = tf.where(ratio < -1.0, 0.25 * tried.length, 0.5 * tried.length)
+    if correlation.width >= WIDE:
+        # To the minimum of the parabola through both values and the slope along the step.
+        rise = new.objective - point.objective
+        share = tf.math.divide_no_nan(0.5 * tried.descent, rise + tried.descent)
+        share = tf.where(tf.math.is_finite(share), share, tf.zeros_like(share))
+        shrink = tf.clip_by_value(share, 0.1, 0.5) * tried.length
     radius = tf.where(ratio < 0.25, shrink, radius)
     radius = tf.where(first, 0.2 * tf.norm(data.root), radius)
     taken = first | (ratio > 1e-4)
@@ -194,7 +203,7 @@ def _newton(
     def descended(w: tf.Tensor) -> tuple[tf.Tensor, Point, Point]:
         """Number of evaluations, the first point and the last one, from W."""
         covariance, none = covariance_of(problem, w), tf.zeros([], w.dtype)
-        trial = pack(_Trial(w, covariance, none, none))
+        trial = pack(_Trial(w, covariance, none, none, none))
         nothing = zeros(_STATE, correlation.width, w.dtype)
         first = accept(data, nothing, trial, factors_of(covariance))
         iterations, last, _ = tf.while_loop(go_on, step, (tf.constant(1), *first))

@@ -24,15 +24,18 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops.multiview.correlation import CCA, Differences, divided_differences
+from proxnet_tf.ops.multiview.packing import cast_floats
 from proxnet_tf.ops.multiview.problem import (
     Point,
     Problem,
-    positive_inverse,
+    bare_metric,
     stiff_inverse,
 )
 
 # The ridge is small where what it adds to N is below this share of c^(-1/2).
 SMALL_RIDGE = 1e-3
+# The largest condition of the metric at which its inverse in float32 stands for it.
+WELL_CONDITIONED = 1e5
 
 
 class Ingredients(NamedTuple):
@@ -41,12 +44,14 @@ class Ingredients(NamedTuple):
     Attributes:
         wu: W U, `[D, D]`.
         bare_inverse: inverse of T^-1 T^-T, `[D, D]`, block-diagonal.
-        middle: `[m, m]`, I + s Z^T T^T T Z s, with the eigenvectors Z = (e_i, -e_i) / sqrt 2 of
+        half: `[D, m]`, that inverse times Z s, with the eigenvectors Z = (e_i, -e_i) / sqrt 2 of
             the positive eigenvalues s^2 of t Gam'.
+        middle: `[m, m]`, I + s Z^T half.
     """
 
     wu: tf.Tensor
     bare_inverse: tf.Tensor
+    half: tf.Tensor
     middle: tf.Tensor
 
 
@@ -57,13 +62,13 @@ class Decomposed(NamedTuple):
         left: O, `[D, D]`.
         triangle: N, `[D, D]`.
         bare_inverse: as it was.
-        middle: inverse of the middle matrix.
+        inverse: of T^-1 T^-T with the positive part of t Gam'.
     """
 
     left: tf.Tensor
     triangle: tf.Tensor
     bare_inverse: tf.Tensor
-    middle: tf.Tensor
+    inverse: tf.Tensor
 
 
 class Hessian(NamedTuple):
@@ -75,6 +80,8 @@ class Hessian(NamedTuple):
         triangle: N.
         exact: whether the ridge takes part in products.
         metric: M.
+        rest: `[D, D]`, entry by entry what M adds to the matrix of the preconditioner.
+        recurs: whether the preconditioner is exact enough to be the other part of M in float32.
         differences: divided differences of the spectrum.
         values: mu.
         selected: f.
@@ -89,6 +96,8 @@ class Hessian(NamedTuple):
     triangle: tf.Tensor
     exact: tf.Tensor
     metric: tf.Tensor
+    rest: tf.Tensor
+    recurs: tf.Tensor
     differences: Differences
     values: tf.Tensor
     selected: tf.Tensor
@@ -105,59 +114,79 @@ def ingredients_at(correlation: CCA, problem: Problem, point: Point) -> Ingredie
         tf.transpose(basis), correlation.by_view(stiff_inverse(problem), basis)
     )
     d1, m = correlation.sizes[0], correlation.pairs
-    s = _root_of_pull(correlation, point)
-    opposite = 0.5 * (inverse[:m, :m] + inverse[d1 : d1 + m, d1 : d1 + m])
-    middle = tf.eye(m, dtype=s.dtype) + s[:, None] * opposite * s
-    return Ingredients(correlation.paired(point.wt), inverse, middle)
+    s = tf.sqrt(0.5 * _pull_of_pairs(correlation, point)[: -m - 1 : -1])
+    half = (inverse[:, :m] - inverse[:, d1 : d1 + m]) * s
+    middle = s[:, None] * (half[:m] - half[d1 : d1 + m])
+    middle += tf.eye(m, dtype=s.dtype)
+    return Ingredients(correlation.paired(point.wt), inverse, half, middle)
 
 
-def _root_of_pull(correlation: CCA, point: Point) -> tf.Tensor:
-    """s, `[m]`: the positive eigenvalues s^2 of t Gam', whose vectors are (e_i, -e_i) / sqrt 2."""
+def _pull_of_pairs(correlation: CCA, point: Point) -> tf.Tensor:
+    """`[D]`, the diagonal of t Gam' between pairs, where it has no other entries.
+
+    It is <= 0 for (e_i, e_i) / sqrt 2, zero for columns without partner, >= 0 for
+    (e_i, -e_i) / sqrt 2.
+    """
     d1, m = correlation.sizes[0], correlation.pairs
     within = tf.linalg.diag_part(point.pull)[:m]
     between = tf.linalg.diag_part(point.pull[:m, d1 : d1 + m])
-    return tf.sqrt(tf.maximum(within - between, 0.0))
+    alone = tf.zeros([correlation.width - 2 * m], within.dtype)
+    below = tf.minimum(within + between, 0.0)
+    return tf.concat([below, alone, tf.maximum(within - between, 0.0)[::-1]], 0)
 
 
 def decompose(correlation: CCA, ingredients: Ingredients, wide: bool) -> Decomposed:
-    """The decompositions, outside XLA; `wide` asks for O and N in float32."""
-    wu = tf.cast(ingredients.wu, tf.float32) if wide else ingredients.wu
-    left, triangle = (tf.cast(x, ingredients.wu.dtype) for x in tf.linalg.qr(wu))
-    middle = positive_inverse(ingredients.middle)
-    return Decomposed(left, triangle, ingredients.bare_inverse, middle)
+    """The decompositions, outside XLA; in float32 where it is `wide`."""
+    wu, bare_inverse, half, middle = ingredients
+    dtype = tf.float32 if wide else wu.dtype
+    left, triangle = tf.linalg.qr(tf.cast(wu, dtype))
+    # (T^-1 T^-T + Z s^2 Z^T)^-1
+    root = tf.linalg.triangular_solve(tf.linalg.cholesky(middle), tf.transpose(half))
+    inverse = bare_inverse - tf.matmul(root, root, transpose_a=True)
+    return cast_floats(Decomposed(left, triangle, bare_inverse, inverse), dtype)
 
 
 def hessian_at(correlation: CCA, problem: Problem, point: Point, decomposed: Decomposed) -> Hessian:
-    """The Hessian at a point."""
-    d1, m = correlation.sizes[0], correlation.pairs
-    bare_inverse = decomposed.bare_inverse
-    columns = [bare_inverse[:, :m], -bare_inverse[:, d1 : d1 + m]]
-    half = (columns[0] + columns[1]) * (np.sqrt(0.5) * _root_of_pull(correlation, point))
-    inverse = bare_inverse - tf.matmul(half, tf.matmul(decomposed.middle, half, transpose_b=True))
-    radii = tf.linalg.diag_part(decomposed.triangle)
+    """The Hessian at a point, in the dtype of what was decomposed."""
+    left, triangle, bare_inverse, inverse = decomposed
+    seen = problem, point, divided_differences(point.spectrum)
+    problem, point, differences = cast_floats(seen, left.dtype)
+    radii = tf.linalg.diag_part(triangle)
 
     def between_pairs(x: tf.Tensor) -> tf.Tensor:
         return correlation.paired(tf.transpose(correlation.paired(x)))
 
-    ridge = decomposed.triangle - tf.linalg.diag(radii)
+    pull = _pull_of_pairs(correlation, point)
+    metric = between_pairs(bare_metric(correlation, problem, point.spectrum))
+    metric += tf.linalg.diag(pull)
+    shared_inverse = between_pairs(bare_inverse)
+    inner = tf.constant(np.arange(correlation.width) < correlation.num_components)[:, None]
+    ridge = triangle - tf.linalg.diag(radii)
     return Hessian(
-        left=decomposed.left,
+        left=left,
         radii=radii,
-        triangle=decomposed.triangle,
+        triangle=triangle,
         exact=tf.sqrt(problem.c) * tf.norm(ridge) > SMALL_RIDGE,
-        metric=between_pairs(point.bare + point.pull),
-        differences=divided_differences(point.spectrum),
+        metric=metric,
+        rest=tf.where(inner, pull, tf.minimum(pull, 0.0)),
+        recurs=_largest(metric) * _largest(shared_inverse) < WELL_CONDITIONED,
+        differences=differences,
         values=point.spectrum.values,
         selected=point.spectrum.selected,
         c=problem.c,
         scale=2.0 * problem.c * problem.t,
-        shared_inverse=between_pairs(bare_inverse),
+        shared_inverse=shared_inverse,
         inverse=between_pairs(inverse),
     )
 
 
+def _largest(x: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_max(tf.linalg.diag_part(x))
+
+
 def enter(correlation: CCA, hessian: Hessian, slope: tf.Tensor) -> tf.Tensor:
     """The coordinates of a gradient F T^-T."""
+    slope = tf.cast(slope, hessian.left.dtype)
     return correlation.paired(tf.matmul(hessian.left, slope, transpose_a=True))
 
 
@@ -167,9 +196,20 @@ def leave(correlation: CCA, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
 
 
 def product(
-    correlation: CCA, hessian: Hessian, v: tf.Tensor, exact: bool | None = True
+    correlation: CCA,
+    hessian: Hessian,
+    v: tf.Tensor,
+    exact: bool | None = True,
+    through: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """H v; with `exact` None the ridge takes part only where it matters."""
+    """H v; with `exact` None the ridge takes part only where it matters.
+
+    `through` is v times the matrix of the preconditioner, where that is known: it takes the place
+    of v M where the preconditioner is well conditioned.
+    """
+
+    def metric_times() -> tf.Tensor:
+        return tf.matmul(v, hessian.metric)
 
     def triangle_times(x: tf.Tensor, transpose: bool) -> tf.Tensor:
         def full() -> tf.Tensor:
@@ -181,7 +221,11 @@ def product(
 
     change = hessian.c * triangle_times(v, True)
     dgamma = correlation.paired_differential(hessian.differences, change + tf.transpose(change))
-    return tf.matmul(v, hessian.metric) + hessian.scale * triangle_times(dgamma, False)
+    if through is None:
+        moved = metric_times()
+    else:
+        moved = tf.cond(hessian.recurs, lambda: through + v * hessian.rest, metric_times)
+    return moved + hessian.scale * triangle_times(dgamma, False)
 
 
 def precondition(correlation: CCA, hessian: Hessian, r: tf.Tensor) -> tf.Tensor:

@@ -69,7 +69,6 @@ class Point(NamedTuple):
         w: W, `[D, D]`.
         spectrum: of (2) at S = c W^T W.
         wt: W T.
-        bare: T^-1 T^-T, block-diagonal, made stiff outside the row spaces.
         pull: t Gam' = T^-1 t Gam T^-T.
         slope: F(W) T^-T.
         objective: ||W - R||^2 / (2 t) + L, scalar; NaN where (2) could not be solved.
@@ -79,7 +78,6 @@ class Point(NamedTuple):
     w: tf.Tensor
     spectrum: Spectrum
     wt: tf.Tensor
-    bare: tf.Tensor
     pull: tf.Tensor
     slope: tf.Tensor
     objective: tf.Tensor
@@ -230,12 +228,18 @@ def point_at(correlation: Correlation, problem: Problem, w: tf.Tensor, factors: 
         w=w,
         spectrum=spectrum,
         wt=wt,
-        bare=correlation.by_view(correlation.by_view(spectrum.inverse, stiff(problem)), transposed),
         pull=pull,
         slope=correlation.by_view(moved, transposed) + pulled,
         objective=objective + correlation.value(spectrum),
         residual=tf.math.divide_no_nan(residual, tf.norm(problem.root)),
     )
+
+
+def bare_metric(correlation: Correlation, problem: Problem, spectrum: Spectrum) -> tf.Tensor:
+    """T^-1 T^-T, `[D, D]`, block-diagonal, made stiff outside the row spaces."""
+    inverse = spectrum.inverse
+    stiffened = correlation.by_view(inverse, stiff(problem))
+    return correlation.by_view(stiffened, tf.transpose(inverse))
 
 
 def stiff(problem: Problem) -> tf.Tensor:

@@ -6,6 +6,7 @@ import tensorflow as tf
 from proxnet_tf.ops.multiview import problem
 from proxnet_tf.ops.multiview.correlation import CCA
 from proxnet_tf.ops.multiview.moments import moments_of
+from proxnet_tf.ops.multiview.problem import bare_metric
 from tests.helpers import multiview_reference as reference
 from tests.helpers.data import shared_views
 
@@ -76,12 +77,12 @@ def hessian_times(case, model, point, hessian, change):
     kind, basis = case.kind, point.spectrum.basis
     v = model.enter(kind, hessian, tf.constant(change) @ basis)
     product = model.leave(kind, hessian, model.product(kind, hessian, v))
-    return (product @ tf.transpose(basis)).numpy()
+    return product.numpy() @ basis.numpy().T
 
 
-def inverses(point):
+def inverses(case, point):
     """Of T^-1 T^-T, without and with the positive part of t Gam'."""
-    bare, pull = point.bare.numpy(), point.pull.numpy()
+    bare, pull = bare_metric(case.kind, case.data, point.spectrum).numpy(), point.pull.numpy()
     values, vectors = np.linalg.eigh(pull)
     positive = vectors @ np.diag(np.maximum(values, 0.0)) @ vectors.T
     return np.linalg.inv(bare), np.linalg.inv(bare + positive)

@@ -45,7 +45,7 @@ def test_preconditioner_is_the_inverse_of_the_two_metrics(kind, deficient):
     case = Case(kind, deficient_rows(40, kind.sizes) if deficient else None, lam=0.1)
     point = case.point(case.away())
     hessian = case.hessian(joint_model, point)
-    shared, other = inverses(point)
+    shared, other = inverses(case, point)
     r = np.random.default_rng(5).normal(size=case.root.shape)
     wanted = r @ other
     for s in kind.slices:

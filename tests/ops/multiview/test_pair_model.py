@@ -55,7 +55,7 @@ def test_preconditioner_is_the_inverse_of_the_two_metrics(kind, deficient):
     point = case.point(case.away())
     hessian = case.hessian(pair_model, point)
     q, k = point.spectrum.rotation.numpy(), kind.num_components
-    shared, other = (q.T @ matrix @ q for matrix in inverses(point))
+    shared, other = (q.T @ matrix @ q for matrix in inverses(case, point))
     r = np.random.default_rng(5).normal(size=case.root.shape)
     found = pair_model.precondition(kind, hessian, tf.constant(r))
     atol = 1e-9 * np.abs(shared).max()
@@ -72,6 +72,23 @@ def test_ridge_is_left_out_of_a_step_only_where_it_is_small():
         v = tf.constant(np.random.default_rng(2).normal(size=(8, 8)))
         exact, quick = (pair_model.product(kind, hessian, v, e) for e in (True, None))
         assert np.abs(exact - quick).max() <= (0.0 if matters else 1e-3) * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_product_from_that_with_the_matrix_of_the_preconditioner(kind):
+    """H v from v P, where P^-1 is the preconditioner; columns in odd units take the long way."""
+    for unit, recurs in ((1.0, True), (1e-4, False)):
+        x = shared_views(40, kind.sizes, 7)
+        x[:, 0] *= unit
+        case = Case(kind, x, lam=0.1, epsilon=1e-12)
+        hessian = case.hessian(pair_model, case.point(case.root))
+        assert bool(hessian.recurs) is recurs
+        inverse = case.matrix(pair_model.precondition, hessian)
+        v = case.random(5)
+        through = np.linalg.solve(inverse, v.ravel()).reshape(v.shape)
+        wanted = pair_model.product(kind, hessian, tf.constant(v)).numpy()
+        found = pair_model.product(kind, hessian, tf.constant(v), True, tf.constant(through))
+        np.testing.assert_allclose(found, wanted, atol=1e-7 * np.abs(wanted).max())
 
 
 def test_decompositions_in_float32_serve_a_step():

@@ -112,6 +112,11 @@ ON_REQUEST = {
     "ProxGCCA, pairwise",
     "ProxGRUCell",
     "ProxLSTM, unrolled",
+    "Prox total_variation over time",
+    "ProxKernelFeatures",
+    "ProxGRU",
+    "AdversarialModel",
+    "ProxGCCA, moving",
 }
 
 

@@ -1,6 +1,7 @@
 """Run in a process of its own with two logical CPUs: models there against one device, as JSON."""
 
 import json
+import os
 
 import keras
 import numpy as np
@@ -73,7 +74,7 @@ def main():
     # The random start of a power iteration, the same on all replicas.
     keras.random.normal = lambda shape, dtype, seed: tf.ones(shape, dtype)
     found = {}
-    for name in MODELS:
+    for name in json.loads(os.environ["ASKED"]):
         one, losses = fitted(name, tf.device("CPU:0"))
         two, others = fitted(name, strategy.scope())
         found[name] = {

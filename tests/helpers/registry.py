@@ -411,7 +411,6 @@ FIRST = {
     "ProxDropout",
     "ProxKernelFeatures",
     "ProxLSTM",
-    "ProxGRU",
     "ProxRNNCell of GRUCell",
 }
 

@@ -1,5 +1,8 @@
 """The models on two devices against one."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.helpers.mirrored_models import MODELS
@@ -7,8 +10,11 @@ from tests.test_distribution import result_of, start
 
 
 @pytest.fixture(scope="module")
-def mirrored():
-    return result_of(start("tests.helpers.mirrored_models"))
+def mirrored(request):
+    """What the process with two devices found, for the models that were asked for."""
+    tests = [i for i in request.session.items if i.path == Path(__file__)]
+    asked = json.dumps([i.callspec.params["name"] for i in tests])
+    return result_of(start("tests.helpers.mirrored_models", ASKED=asked))
 
 
 @pytest.mark.parametrize("name", MODELS)

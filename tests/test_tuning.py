@@ -475,3 +475,10 @@ def test_docstrings_name_every_argument(name):
     for argument in constructor_arguments(cls):
         assert f"\n        {argument}: " in cls.__doc__
     assert "Raises:" in cls.__doc__ and "Example:" in cls.__doc__
+
+
+@pytest.mark.parametrize("argument", ["lam", "delta", "units"])
+def test_prox_lstm_search_refuses_what_it_chooses(argument):
+    hypermodel = ProxLSTMHyperModel((6, 3), 3, **{argument: 3})
+    with pytest.raises(keras_tuner.errors.FatalValueError, match=rf"chooses \['{argument}'\]"):
+        hypermodel.build(keras_tuner.HyperParameters())

@@ -35,7 +35,8 @@ def with_unlabelled(
 
     Args:
         labelled: `(x, y)` or `(x, y, sample_weight)` of arrays, as for `fit`: x a list of views, or
-            whatever structure the model takes. Or a `tf.data.Dataset` of such batches.
+            whatever structure the model takes; the weights one array, or one an output. Or a
+            `tf.data.Dataset` of such batches.
         unlabelled: x alone, arrays in the structure of the labelled x. Or a `tf.data.Dataset` of
             batches `x`, `(x,)` or `(x, y)`, whose y is dropped.
         batch_size: m for arrays, at most all of them; 32 by default. Datasets have their batches.
@@ -180,17 +181,18 @@ def _described(spec: Any) -> str:
     return str(tf.nest.map_structure(lambda s: f"{s.dtype.name}{(None, *s.shape[1:])}", spec))
 
 
-def _joined(known: Any, others: Any) -> tuple[Any, Any, tf.Tensor]:
+def _joined(known: Any, others: Any) -> tuple[Any, Any, Any]:
     """One batch (x, y, sample_weight) of a labelled and an unlabelled one."""
     x, y, *given = known
     m, u = (tf.shape(tf.nest.flatten(part)[0])[0] for part in (x, others))
     # For labels with more axes, such as time steps, (m, 1) fits every loss.
     deep = any(len(part.shape) > 1 for part in tf.nest.flatten(y))
-    weights = tf.cast(given[0], tf.float32) if given else tf.ones([m, 1] if deep else [m])
-    weights *= tf.cast(m + u, tf.float32) / tf.cast(m, tf.float32)
+    weights = given[0] if given else tf.ones([m, 1] if deep else [m])
+    share = tf.cast(m + u, tf.float32) / tf.cast(m, tf.float32)
 
     def padded(part: tf.Tensor) -> tf.Tensor:
         return tf.pad(part, [[0, u]] + [[0, 0]] * (len(part.shape) - 1))
 
     both = tf.nest.map_structure(lambda a, b: tf.concat([a, b], 0), x, others)
-    return both, tf.nest.map_structure(padded, y), padded(weights)
+    weights = tf.nest.map_structure(lambda w: padded(tf.cast(w, tf.float32) * share), weights)
+    return both, tf.nest.map_structure(padded, y), weights

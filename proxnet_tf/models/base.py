@@ -68,6 +68,8 @@ def average(tensors: Sequence[tf.Tensor], valid_only: bool = False) -> tf.Tensor
             is 0.
     """
     masks = [mask_of(x) for x in tensors]
+    dtype = keras.backend.result_type(*(x.dtype for x in tensors))
+    tensors = [tf.cast(x, dtype) for x in tensors]
     if not valid_only or all(mask is None for mask in masks):
         mean = tf.add_n(list(tensors)) / len(tensors)
     else:
@@ -244,8 +246,8 @@ class MultiviewModel(BuiltModel):
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "encoders": [keras.saving.serialize_keras_object(e) for e in self.encoders],
-            "predictors": [keras.saving.serialize_keras_object(p) for p in self.predictors],
+            "encoders": serialized(self.encoders),
+            "predictors": serialized(self.predictors),
             "predict_with": self.predict_with,
             "nan_is_missing": self.nan_is_missing,
         }
@@ -255,11 +257,28 @@ class MultiviewModel(BuiltModel):
         config = dict(config)
         for name in ("encoders", "predictors", "decoders"):
             if name in config:
-                config[name] = [
-                    keras.saving.deserialize_keras_object(layer, custom_objects=custom_objects)
-                    for layer in config[name]
-                ]
+                config[name] = _deserialized(config[name], custom_objects)
         return cls(**config)
+
+
+def serialized(layers: Sequence[keras.layers.Layer]) -> list[Any]:
+    """Configs of layers; for a layer that came before, its place, so that it stays shared."""
+    first = [next(i for i, one in enumerate(layers) if one is layer) for layer in layers]
+    return [
+        keras.saving.serialize_keras_object(layer) if place == i else place
+        for i, (layer, place) in enumerate(zip(layers, first, strict=True))
+    ]
+
+
+def _deserialized(configs: Sequence[Any], custom_objects: Any) -> list[Any]:
+    layers: list[Any] = []
+    for config in configs:
+        layers.append(
+            layers[config]
+            if isinstance(config, int)
+            else keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
+        )
+    return layers
 
 
 def check_layers(name: str, layers: Any, count: int | None = None) -> list[keras.layers.Layer]:

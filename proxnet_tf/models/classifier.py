@@ -172,6 +172,13 @@ class MultiviewClassifier(HasLam, MultiviewModel):
         """The weight lam of the proximal layer; None without one."""
         return None if self.prox is None else self.prox.lam
 
+    @lam.setter
+    def lam(self, value: Any) -> None:
+        # Where there is a weight, `HasLam` assigns.
+        raise ValueError(
+            f'The method "{self.method}" has no proximal layer, and no lam. Received: lam={value!r}'
+        )
+
     def _build_between(self, codes: list[Any], input_shape: list[Any]) -> None:
         for layer in (self.regularizer, self.prox):
             if layer is not None:

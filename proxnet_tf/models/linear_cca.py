@@ -244,8 +244,10 @@ class _View:
 
 def _pair(x: Any, y: Any) -> tuple[Any, Any]:
     """Two views from `(x, y)`, or from a list of both in the place of x."""
-    if y is None and isinstance(x, list | tuple) and len(x) == 2:
-        if all(part is None or np.ndim(part) == 2 for part in x):
+    if y is None and isinstance(x, list | tuple) and len(x) > 1:
+        if all(part is None or len(np.shape(part)) == 2 for part in x):
+            if len(x) > 2:
+                raise ValueError(f"LinearCCA takes two views. Received: a list of {len(x)}")
             return x[0], x[1]
     return x, y
 

@@ -15,6 +15,7 @@ from proxnet_tf.models.base import (
     family_of,
     mask_of,
     over_last_axes,
+    serialized,
     with_mask,
 )
 from proxnet_tf.models.first_step import BuiltModel
@@ -268,7 +269,7 @@ class DCCAE(DCCA):
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "decoders": [keras.saving.serialize_keras_object(d) for d in self.decoders],
+            "decoders": serialized(self.decoders),
             "reconstruction_weight": self.reconstruction_weight,
             "frozen_in_decoders": self._frozen_in_decoders,
         }
@@ -321,7 +322,9 @@ class _Pretraining(BuiltModel):
         masks = [mask_of(code) for code in codes]
         correlation = self.loss_of(codes, *self.options, masks)
         self.add_loss(correlation)
-        self.correlation_tracker.update_state(correlation)
+        # As `loss`, the mean over the examples of the batches.
+        size = tf.shape(codes[0])[0]
+        self.correlation_tracker.update_state(correlation, sample_weight=size)
         if self.decoders:
             error = sum(
                 [
@@ -333,7 +336,7 @@ class _Pretraining(BuiltModel):
             )
             error = tf.cast(error, correlation.dtype)
             self.add_loss(self.reconstruction_weight * error)
-            self.reconstruction_tracker.update_state(error)
+            self.reconstruction_tracker.update_state(error, sample_weight=size)
         return codes
 
 

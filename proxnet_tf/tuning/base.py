@@ -65,6 +65,16 @@ class ProxHyperModel(keras_tuner.HyperModel):
             jit_compile=False,  # every trial would compile anew
         )
 
+    def _with(self, tuned: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+        """What the search chooses and what the user gave, as arguments of a layer or a model."""
+        twice = tuned.keys() & given.keys()
+        if twice:
+            raise keras_tuner.errors.FatalValueError(
+                f"The search chooses {sorted(twice)}: leave it out of the arguments of the "
+                "HyperModel, and to fix it register it first, hp.Fixed(name, value)."
+            )
+        return {**tuned, **given}
+
     def _compiled(self, hp: Any, model: keras.Model) -> keras.Model:
         self.compile(hp, model)
         # So that a checkpoint brings the optimizer's state back, too.

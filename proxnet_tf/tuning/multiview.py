@@ -150,13 +150,7 @@ class MultiviewHyperModel(ProxHyperModel):
             tuned["lam"] = self.schedule(hp)(0)
         if len(views) > 2 and self.method != "vanilla":
             tuned["num_components"] = self.num_components(hp)
-        twice = tuned.keys() & self.model_arguments.keys()
-        if twice:
-            raise keras_tuner.errors.FatalValueError(
-                f"The search chooses {sorted(twice)}: leave it out of the arguments of the "
-                "HyperModel, and to fix it register it first, hp.Fixed(name, value)."
-            )
-        tuned |= self.model_arguments
+        tuned = self._with(tuned, self.model_arguments)
         if self.method == "prox":
             tuned.setdefault("monitor", True)
         model = multiview_model(self.method, encoders, predictors, **tuned)

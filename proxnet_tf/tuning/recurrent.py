@@ -89,12 +89,12 @@ class ProxLSTMHyperModel(ProxHyperModel):
         """The compiled model of a trial."""
         inputs = keras.Input(self.input_shape)
         mask = keras.ops.any(keras.ops.not_equal(inputs, 0.0), axis=-1)
-        layer = ProxLSTM(
-            hp.Choice("units", [64, 128]),
-            lam=self.schedule(hp)(0),
-            delta=hp.Float("delta", 0.1, 10.0, sampling="log", default=1.0),
-            **self.layer_arguments,
-        )
+        tuned = {
+            "units": hp.Choice("units", [64, 128]),
+            "lam": self.schedule(hp)(0),
+            "delta": hp.Float("delta", 0.1, 10.0, sampling="log", default=1.0),
+        }
+        layer = ProxLSTM(**self._with(tuned, self.layer_arguments))
         outputs = layer(self.build_encoder(hp)(inputs), mask=mask)
         model = keras.Model(inputs, keras.layers.Dense(self.num_classes)(outputs))
         return self._compiled(hp, model)

@@ -211,3 +211,14 @@ def test_fit_moves_what_is_trainable_and_keeps_everything_finite(name, dtype):
         assert not layer.trainable_weights
         for weight, value in zip(layer.weights, fixed, strict=True):
             np.testing.assert_array_equal(weight, value, weight.path)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if "Cell" not in name])
+def test_ragged_and_sparse_inputs_are_refused(name):
+    case = LAYERS[name]
+    for kind, wrong in (
+        ("ragged", lambda x: tf.RaggedTensor.from_tensor(x)),
+        ("sparse", lambda x: tf.sparse.from_dense(x)),
+    ):
+        with pytest.raises(ValueError, match=f"(?i)dense.*{kind}|{kind}.*dense"):
+            case.make()(map_inputs(wrong, case.inputs))

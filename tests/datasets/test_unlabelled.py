@@ -221,3 +221,26 @@ def test_labels_per_step_and_no_weights():
     for wrong in (None, (row for row in x), "x"):
         with pytest.raises(ValueError, match="`unlabelled` must"):
             with_unlabelled((x, y), wrong)
+
+
+@pytest.mark.parametrize("structure", [dict, tuple, list])
+def test_weights_of_every_output(structure):
+    """Keras takes one vector of weights for each output, in the structure of the targets."""
+    inputs = keras.Input((3,))
+    outputs = {name: keras.layers.Dense(2, name=name)(inputs) for name in "ab"}
+    x, targets = np.ones((8, 3), "float32"), {"a": np.ones((8, 2)), "b": np.ones((8, 2))}
+    weights = {"a": np.arange(8.0), "b": np.zeros(8)}
+    losses = {"a": "mse", "b": "mse"}
+    if structure is not dict:
+        outputs, targets, weights, losses = (
+            structure(part.values()) for part in (outputs, targets, weights, losses)
+        )
+    data = with_unlabelled((x, targets, weights), x, batch_size=4, shuffle=False)
+    _, _, given = next(iter(data))
+    first, second = tf.nest.flatten(given)
+    np.testing.assert_array_equal(first, [0, 2, 4, 6, 0, 0, 0, 0])
+    np.testing.assert_array_equal(second, np.zeros(8))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", losses, run_eagerly=True)
+    history = model.fit(data, shuffle=False, verbose=0).history
+    assert np.isfinite(history["loss"]).all()

@@ -348,3 +348,16 @@ def test_a_kernel_out_of_range_is_visible():
         out = layer(far)
     assert np.isfinite(out[0]).all() and np.isnan(out[1]).all()
     assert layer.status["unsolved"] == 0.5
+
+
+def test_inputs_of_another_width_are_refused():
+    layer = ProxKernelFeatures("gaussian", landmarks=np.eye(5)[:4])
+    layer(np.ones((3, 5), "float32"))
+    with pytest.raises(ValueError, match="axis -1 of input shape to have value 5"):
+        layer(np.ones((3, 4), "float32"))
+
+
+def test_adapt_takes_batches_of_x_alone():
+    data = tf.data.Dataset.from_tensor_slices((np.eye(7, 2), np.arange(7))).batch(4)
+    with pytest.raises(ValueError, match="batches of x alone"):
+        ProxKernelFeatures("gaussian", num_landmarks=3).adapt(data)

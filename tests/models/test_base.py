@@ -496,3 +496,28 @@ def test_parts_without_an_output_shape(kind):
     codes = [part.dense(x) for part, x in zip(parts[0], views, strict=True)]
     logits = [part.dense(code) for part, code in zip(parts[1], codes, strict=True)]
     np.testing.assert_allclose(model(views), (logits[0] + logits[1]) / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda e, p: MultiviewClassifier(e, p, method="vanilla"), DCCA])
+def test_a_shared_encoder_stays_shared_in_copies(make):
+    encoder, predictor = keras.layers.Dense(3), keras.layers.Dense(2)
+    model = make([encoder, encoder], [predictor, predictor])
+    views = [np.ones((4, 5), "float32"), np.ones((4, 5), "float32")]
+    model(views)
+    copy = keras.models.clone_model(model)
+    copy(views)
+    assert copy.encoders[0] is copy.encoders[1] and copy.encoders[0] is not encoder
+    assert copy.predictors[0] is copy.predictors[1]
+    copy.set_weights(model.get_weights())
+    np.testing.assert_array_equal(copy(views), model(views))
+
+
+def test_predictors_of_two_dtypes_are_averaged():
+    predictors = [keras.layers.Dense(2, dtype="float16"), keras.layers.Dense(2)]
+    encoders = [keras.layers.Dense(3), keras.layers.Dense(3)]
+    model = MultiviewClassifier(encoders, predictors, method="vanilla")
+    views = [np.ones((4, 5), "float32"), np.ones((4, 4), "float32")]
+    a, b = (p(code) for p, code in zip(predictors, model.encode(views), strict=True))
+    found = model(views)
+    assert found.dtype == tf.float32
+    np.testing.assert_allclose(found, (tf.cast(a, tf.float32) + b) / 2, atol=1e-6)

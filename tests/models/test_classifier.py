@@ -205,3 +205,11 @@ def test_three_views_pass_through_the_generalised_layer(tmp_path):
     model.save(tmp_path / "model.keras")
     reloaded = keras.saving.load_model(tmp_path / "model.keras")
     assert_same(reloaded(views), model(views), 1e-6)
+
+
+def test_no_lam_without_a_proximal_layer():
+    layers = [[keras.layers.Dense(2) for _ in range(2)] for _ in range(2)]
+    model = MultiviewClassifier(*layers, method="rrm")
+    with pytest.raises(ValueError, match='"rrm" has no proximal layer, and no lam'):
+        model.lam = 0.5
+    assert model.lam is None

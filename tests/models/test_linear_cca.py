@@ -115,3 +115,10 @@ def test_identical_views_correlate_perfectly():
 def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(*make_views())
+
+
+def test_three_views_are_refused():
+    x = np.ones((8, 5))
+    for views in ([x, x[:, :4], x[:, :3]], [x, x, x]):
+        with pytest.raises(ValueError, match=r"takes two views.*a list of 3"):
+            LinearCCA(1).fit(views)

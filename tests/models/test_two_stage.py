@@ -273,3 +273,14 @@ def test_an_exported_model_takes_views_as_fit_hands_them_on(kind, tmp_path):
     loaded = tf.saved_model.load(str(tmp_path / "exported"))
     served = loaded.serve(tuple(map(tf.constant, views)))
     np.testing.assert_allclose(served, model(views), atol=1e-5)
+
+
+def test_parts_of_the_loss_are_means_over_the_examples_as_the_loss_is():
+    """A last batch of 8 rows beside one of 32."""
+    rng = np.random.default_rng(0)
+    views = [rng.normal(size=(40, d)).astype("float32") for d in (5, 4)]
+    layers = [[keras.layers.Dense(d) for d in widths] for widths in ((3, 3), (5, 4), (2, 2))]
+    model = DCCAE(*layers, reconstruction_weight=0.5)
+    history = model.pretrain(views, optimizer=keras.optimizers.SGD(0.0), verbose=0).history
+    parts = history["correlation_loss"][0] + 0.5 * history["reconstruction_loss"][0]
+    assert history["loss"][0] == pytest.approx(parts, abs=1e-5)

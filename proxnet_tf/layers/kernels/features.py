@@ -158,6 +158,11 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         count, size = self._count, input_shape[-1]
+        if size is None:
+            raise ValueError(
+                "ProxKernelFeatures needs dense inputs of a known last axis. Received: inputs of "
+                f"the shape {tuple(input_shape)}"
+            )
         shapes = {
             "landmarks": (count, size),
             "whitening": (count, count),
@@ -185,6 +190,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
             for (name, shape), value in zip(shapes.items(), initial, strict=True)
         ]
         self._points, self._whitening, self._basis, self._spectrum, *self._variations = weights
+        self.input_spec = keras.InputSpec(min_ndim=2, axes={-1: size})
         self.built = True
 
     def adapt(self, data: Any) -> None:
@@ -193,6 +199,12 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         Call it before the layer is used, as with `keras.layers.Normalization`.
         """
         if isinstance(data, tf.data.Dataset):
+            if isinstance(data.element_spec, tuple | list | dict):
+                raise ValueError(
+                    "`data` must have batches of x alone. Received batches of the structure "
+                    f"{tf.nest.map_structure(lambda part: part.shape, data.element_spec)}; "
+                    "map them, `data.map(lambda x, y: x)`."
+                )
             data = np.concatenate(list(data.as_numpy_iterator()))
         data = finite_matrix("data", data)
         if self.landmarks is not None:

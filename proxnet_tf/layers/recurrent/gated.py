@@ -171,11 +171,6 @@ class GatedRNN(HasLam, keras.layers.RNN):
         return super().call(sequences, initial_state=initial_state, mask=mask, training=training)
 
     def __call__(self, sequences: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(sequences, tf.RaggedTensor):
-            raise ValueError(
-                "Ragged input is not supported. Received a RaggedTensor of shape "
-                f"{sequences.shape}. Pad it, `sequences.to_tensor()`, and pass `mask=`."
-            )
         check_real("The input", sequences)
         return super().__call__(sequences, *args, **kwargs)
 

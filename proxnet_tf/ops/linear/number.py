@@ -17,9 +17,14 @@ def inverse(lam: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def check_real(name: str, value: Any) -> Any:
-    """`value`, a structure of tensors or arrays, or a `ValueError` if a part of it is complex or
-    text."""
+    """`value`, a structure of tensors or arrays, or a `ValueError` if a part of it is complex,
+    text, ragged or sparse."""
     for part in tf.nest.flatten(value):
+        if isinstance(part, tf.RaggedTensor | tf.SparseTensor):
+            raise ValueError(
+                f"{name} must be dense. Received: a {type(part).__name__} of shape {part.shape}; "
+                "pad it or convert it to a tensor."
+            )
         dtype = getattr(part, "dtype", type(part).__name__)
         dtype = str(getattr(dtype, "name", dtype))
         if dtype.startswith("complex"):

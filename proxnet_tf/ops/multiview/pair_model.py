@@ -15,7 +15,8 @@ for N in a step of Newton's method, which corrects itself.
 The preconditioner is the inverse of M, with two changes. L does not change when a view is
 multiplied by a matrix, P_j -> P_j A_j (but for the ridge), which is what the first k rows of v do:
 there the term in dGam' cancels t Gam', and the inverse is that of U^-1 U^-T. In the other rows the
-negative part of t Gam' is dropped.
+negative part of t Gam' is dropped. In a row, what M has beside the matrix P of the preconditioner
+is diagonal. So v M follows from v P, which conjugate gradients have from a recurrence.
 """
 
 from typing import NamedTuple

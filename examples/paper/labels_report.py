@@ -240,7 +240,7 @@ def draw(errors, path):
             axis.minorticks_off()
             axis.grid(alpha=0.3)
         axes[0][0].set_ylabel("test error, %")
-        axes[0][-1].legend(fontsize=7)
+        axes[0][0].legend(fontsize=7)
 
     size = (1 + 4 * len(pairs), 3.6)
     figure(path, fill, 1, len(pairs), figsize=size, squeeze=False, layout="constrained", dpi=90)

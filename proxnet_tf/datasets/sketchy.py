@@ -104,6 +104,7 @@ def load_sketchy(
     Reference: Sangkloy, Burnell, Ham, Hays, "The Sketchy database: learning to retrieve badly
     drawn bunnies", SIGGRAPH 2016, https://sketchy.eye.gatech.edu.
     """
+    check_integer("seed", seed, at_least=0)
     check_integer("num_classes", num_classes)
     check_integer("pairs_per_class", pairs_per_class)
     check_integer("size", size)
@@ -155,9 +156,14 @@ def _pairs_of(photos: Path, sketches: Path) -> list[tuple[Path, list[Path]]]:
 
 def _image(file: Path, size: int) -> np.ndarray:
     try:
-        image = tf.io.decode_image(file.read_bytes(), channels=3, expand_animations=False)
+        image = tf.io.decode_image(file.read_bytes(), expand_animations=False)
     except tf.errors.InvalidArgumentError as error:
         raise bad_data(file, "it is not a whole image.", SOURCE) from error
+    if image.shape[-1] in (2, 4):  # a transparent ground is white
+        opaque = tf.cast(image[..., -1:], tf.float32) / 255.0
+        image = tf.cast(image[..., :-1], tf.float32) * opaque + 255.0 * (1.0 - opaque)
+    if image.shape[-1] == 1:
+        image = tf.repeat(image, 3, axis=-1)
     image = tf.image.resize(image, [size, size], antialias=True)
     return np.rint(image.numpy()).clip(0, 255).astype(np.uint8)
 
@@ -222,6 +228,8 @@ def load_sketchy_pickle(
         problem = f"it has {len(classes)} classes; num_classes={num_classes} cannot be taken."
         raise bad_data(path, problem, SOURCE)
     wanted = classes[:num_classes]
+    if not np.isin(test.labels, wanted).any():
+        raise bad_data(path, f"test has no row of the first {num_classes} classes.", SOURCE)
     try:
         first, second = (_rescaled(part, train, wanted) for part in (train, test))
     except ValueError as error:

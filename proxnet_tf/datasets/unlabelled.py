@@ -35,8 +35,8 @@ def with_unlabelled(
 
     Args:
         labelled: `(x, y)` or `(x, y, sample_weight)` of arrays, as for `fit`: x a list of views, or
-            whatever structure the model takes; the weights one array, or one an output. Or a
-            `tf.data.Dataset` of such batches.
+            whatever structure the model takes; the weights one array, or one an output (None:
+            ones). Or a `tf.data.Dataset` of such batches.
         unlabelled: x alone, arrays in the structure of the labelled x. Or a `tf.data.Dataset` of
             batches `x`, `(x,)` or `(x, y)`, whose y is dropped.
         batch_size: m for arrays, at most all of them; 32 by default. Datasets have their batches.
@@ -73,6 +73,7 @@ def with_unlabelled(
         raise ValueError(f"`shuffle` must be True or False. Received: shuffle={shuffle!r}")
     if seed is not None:
         check_integer("seed", seed, at_least=0)
+    labelled = _weighted(labelled)
     known, steps = _batches("labelled", labelled, "batch_size", batch_size, shuffle, seed)
     size = unlabelled_batch_size
     if size is None and not isinstance(unlabelled, tf.data.Dataset):
@@ -91,6 +92,16 @@ def with_unlabelled(
     data = tf.data.Dataset.zip(known, others).map(_joined, num_parallel_calls=tf.data.AUTOTUNE)
     ends = [n for n in (steps, other_steps) if n is not None]
     return (data.take(max(ends)) if ends else data).prefetch(tf.data.AUTOTUNE)
+
+
+def _weighted(labelled: Any) -> Any:
+    """Arrays (x, y, sample_weight) with ones for an output whose weights are None."""
+    if not isinstance(labelled, tuple) or len(labelled) != 3 or labelled[2] is None:
+        return labelled
+    x, y, weights = labelled
+    rows = len(np.asarray(tf.nest.flatten(y)[0]))
+    whole = tf.nest.map_structure(lambda w: np.ones(rows, "float32") if w is None else w, weights)
+    return x, y, whole
 
 
 def _batches(

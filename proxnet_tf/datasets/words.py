@@ -280,6 +280,7 @@ def load_crosslingual(path: Path) -> Crosslingual:
     for j, language in enumerate(LANGUAGES):
         widths = {arrays[f"{part}{language}_vectors"].shape[1] for part in ("", "eval_")}
         check(len(widths) == 1, f"the {language} vectors differ in width")
+        check(widths != {0}, f"the {language} vectors have no entries")
         integers = indices[j].ndim == 1 and indices[j].dtype.kind in "iu"
         inside = integers and bool(np.all((indices[j] >= 0) & (indices[j] < len(eval_words[j]))))
         check(inside, f"eval_pairs_{language} must be indices of the evaluation words")

@@ -223,6 +223,10 @@ def test_bad_pickles_are_refused(tmp_path):
     refused(pickle.dumps(published())[:-100], "not a whole pickle")
     refused(published(), "it has 3 classes; num_classes=4", num_classes=4)
     refused([1], r"no array at \['v1'\]\['train'\]")
+    of_one_class = published()
+    largest = of_one_class["label"]["train"].max()
+    of_one_class["label"]["test"] = np.full_like(of_one_class["label"]["test"], largest)
+    refused(of_one_class, "test has no row of the first 1 classes", num_classes=1)
     for view, part, value, problem in (
         ("v2", "test", None, r"images .* expected"),
         ("v2", "test", np.zeros((4, 6, 6), "uint8"), r"images .* expected"),
@@ -243,3 +247,20 @@ def test_bad_pickles_are_refused(tmp_path):
     stored = published()
     del stored["v2"]["train"]
     refused(stored, r"no array at \['v2'\]\['train'\].*https://sketchy")
+
+
+def test_a_transparent_ground_is_white(folder):
+    """Black strokes, of which the first are there, on a ground without any colour."""
+    strokes = np.zeros((12, 12, 4), np.uint8)
+    strokes[:6, :, 3] = 255
+    for sketch in folder.glob("256x256/sketch/**/*.png"):
+        sketch.write_bytes(tf.io.encode_png(strokes).numpy())
+    sketches = load_sketchy(folder, 1, pairs_per_class=1, size=12).sketches
+    assert sketches.shape == (1, 12, 12, 3)
+    assert (sketches[0, :6] == 0).all() and (sketches[0, 6:] == 255).all()
+
+
+@pytest.mark.parametrize("seed", [1.5, -1])
+def test_seeds_are_checked(folder, seed):
+    with pytest.raises(ValueError, match="`seed` must be an integer >= 0"):
+        load_sketchy(folder, 1, pairs_per_class=1, seed=seed)

@@ -244,3 +244,11 @@ def test_weights_of_every_output(structure):
     model.compile("sgd", losses, run_eagerly=True)
     history = model.fit(data, shuffle=False, verbose=0).history
     assert np.isfinite(history["loss"]).all()
+
+
+def test_none_among_the_weights_of_outputs_is_ones():
+    x, targets = np.ones((4, 2)), (np.ones(4), np.ones((4, 3)))
+    data = with_unlabelled((x, targets, [np.full(4, 0.5), None]), x, batch_size=4, shuffle=False)
+    first, second = next(iter(data))[2]
+    np.testing.assert_array_equal(first, [1, 1, 1, 1, 0, 0, 0, 0])
+    np.testing.assert_array_equal(second, [2, 2, 2, 2, 0, 0, 0, 0])

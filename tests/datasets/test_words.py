@@ -239,6 +239,15 @@ def test_crosslingual_arrays_that_do_not_fit(tmp_path, name, value, message):
         load_crosslingual(tmp_path / "cross.npz")
 
 
+def test_crosslingual_vectors_without_entries(tmp_path):
+    arrays = crosslingual_arrays()
+    for name in ("en_vectors", "eval_en_vectors"):
+        arrays[name] = arrays[name][:, :0]
+    np.savez(tmp_path / "cross.npz", **arrays)
+    with pytest.raises(ValueError, match="the en vectors have no entries"):
+        load_crosslingual(tmp_path / "cross.npz")
+
+
 def test_crosslingual_needs_a_translation_for_each_word(tmp_path):
     arrays = crosslingual_arrays()
     arrays |= {name: arrays[name][:2] for name in ("de_words", "de_vectors")}

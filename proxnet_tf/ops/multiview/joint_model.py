@@ -116,11 +116,7 @@ def leave(correlation: GCCA, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
 
 
 def product(
-    correlation: GCCA,
-    hessian: Hessian,
-    v: tf.Tensor,
-    exact: bool | None = True,
-    through: tf.Tensor | None = None,
+    correlation: GCCA, hessian: Hessian, v: tf.Tensor, exact: bool | None = True
 ) -> tf.Tensor:
     """H v, always exact."""
     change = hessian.c * tf.matmul(hessian.wt, v, transpose_a=True)

@@ -67,7 +67,7 @@ def approximate(
         max_iterations=CG_ITERATIONS,
         axes=(-2, -1),
         radius=radius,
-        through=wide,
+        through=wide and model is pair_model,
     )
     return cast_floats(found, rhs.dtype)
 

@@ -99,6 +99,8 @@ def _weighted(labelled: Any) -> Any:
     if not isinstance(labelled, tuple) or len(labelled) != 3 or labelled[2] is None:
         return labelled
     x, y, weights = labelled
+    if not any(part is None for part in tf.nest.flatten(weights)):
+        return labelled
     rows = np.shape(tf.nest.flatten(y)[0])[:1]
     whole = tf.nest.map_structure(lambda w: np.ones(rows, "float32") if w is None else w, weights)
     return x, y, whole

@@ -49,11 +49,10 @@ def approximate(
     """H^-1 rhs by conjugate gradients; for wide views in float32, to 1e-4 at best."""
     model = MODELS[type(correlation)]
     wide = correlation.width >= WIDE
-    given = hessian, rhs, tolerance, radius
+    dtype = rhs.dtype
     if wide:
         given = hessian, rhs, tf.maximum(tolerance, 1e-4), radius
-        given = cast_floats(given, tf.float32)
-    hessian, b, tolerance, radius = given
+        hessian, rhs, tolerance, radius = cast_floats(given, tf.float32)
 
     def product(*v: tf.Tensor) -> tf.Tensor:
         first, *through = v
@@ -61,7 +60,7 @@ def approximate(
 
     found = conjugate_gradient(
         product,
-        b,
+        rhs,
         preconditioner=lambda r: model.precondition(correlation, hessian, r),
         tolerance=tolerance,
         max_iterations=CG_ITERATIONS,
@@ -69,7 +68,7 @@ def approximate(
         radius=radius,
         through=wide and model is pair_model,
     )
-    return cast_floats(found, rhs.dtype)
+    return cast_floats(found, dtype)
 
 
 def _solve_linear(

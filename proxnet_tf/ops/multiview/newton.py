@@ -150,13 +150,14 @@ def _accept(
     ratio = tf.where(tf.math.is_finite(ratio), ratio, -tf.ones_like(ratio))
     at_edge = tried.length > 0.99 * radius
     radius = tf.where((ratio > 0.9) & at_edge, 2.0 * radius, radius)
-    shrink = tf.where(ratio < -1.0, 0.25 * tried.length, 0.5 * tried.length)
     if correlation.width >= WIDE:
         # To the minimum of the parabola through both values and the slope along the step.
         rise = new.objective - point.objective
         share = tf.math.divide_no_nan(0.5 * tried.descent, rise + tried.descent)
         share = tf.where(tf.math.is_finite(share), share, tf.zeros_like(share))
         shrink = tf.clip_by_value(share, 0.1, 0.5) * tried.length
+    else:
+        shrink = tf.where(ratio < -1.0, 0.25 * tried.length, 0.5 * tried.length)
     radius = tf.where(ratio < 0.25, shrink, radius)
     radius = tf.where(first, 0.2 * tf.norm(data.root), radius)
     taken = first | (ratio > 1e-4)

@@ -24,20 +24,18 @@ def _patterns():
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    patterns, known = _patterns(), {}
+def pytest_collection_modifyitems(config, items):
+    patterns, seen, met = _patterns(), set(), set()
     for item in items:
         test, _, case = item.nodeid.removeprefix("tests/").partition("[")
-        case = case.removesuffix("]")
         for pattern in patterns.get(test, ()):
-            known[test, pattern] = known.get((test, pattern), False)
-            if pattern.fullmatch(case):
-                known[test, pattern] = True
+            seen.add((test, pattern.pattern))
+            if pattern.fullmatch(case.removesuffix("]")):
+                met.add((test, pattern.pattern))
                 item.add_marker(pytest.mark.slow)
-    for (test, pattern), met in known.items():
-        whole = not any("::" in argument or "[" in argument for argument in items[0].config.args)
-        if whole and not met:
-            raise pytest.UsageError(f"on_request.txt: {test}[{pattern.pattern}] is no test")
+    whole = not any("::" in argument for argument in config.args)  # no case is asked for by name
+    if whole and seen - met:
+        raise pytest.UsageError(f"on_request.txt has what is no test: {sorted(seen - met)}")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -32,7 +32,8 @@ class Task:
 
     `epochs` are of the first stage, `fine_tune` of the second; `per_class` is how many training
     series a class has at most, `counts` are smaller numbers of them; `epsilons` are where the grid
-    starts, in half decades; `attacked` is how many test series are attacked at most.
+    starts, in half decades; `least_lam` is the smallest decade of lam that is tried; `attacked` is how
+    many test series are attacked at most.
     """
 
     title: str
@@ -46,6 +47,7 @@ class Task:
     words: bool = False
     speakers: bool = False
     epsilons: tuple = (0, 1, 2)
+    least_lam: int | None = None
     epochs: int = 100
     fine_tune: int = 50
     tuning_seeds: int = 2
@@ -117,6 +119,7 @@ TASKS = {
         ("92.65 ± 0.04", "93.65 ± 0.03", "94.16 ± 0.11"),
         words=True,
         epsilons=(-2, -1, 0),
+        least_lam=-3,
         epochs=6,
         fine_tune=3,
         tuning_seeds=1,

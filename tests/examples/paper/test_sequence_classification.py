@@ -100,6 +100,9 @@ def test_a_grid_grows_until_its_best_value_is_inside():
     assert asked == [0, 1, 2, 3, 4, 5]  # each once
     assert example.choose(lambda k: -k, (0, 1, 2))[::2] == (-6, True)
     assert example.choose(lambda k: -abs(k - 1), (0, 1, 2))[::2] == (1, False)
+    least = example.choose(lambda k: -k, (-4, -2, -1), least=-3)
+    assert least == (-3, {-3: 3, -2: 2, -1: 1}, True)
+    assert example.choose(lambda k: -abs(k + 2), (-3, -2, -1), least=-3)[::2] == (-2, False)
 
 
 def test_at_most_so_many_examples():

@@ -32,8 +32,8 @@ class Task:
 
     `epochs` are of the first stage, `fine_tune` of the second; `per_class` is how many training
     series a class has at most, `counts` are smaller numbers of them; `epsilons` are where the grid
-    starts, in half decades; `least_lam` is the smallest decade of lam that is tried; `attacked` is how
-    many test series are attacked at most.
+    starts, in half decades; `least_lam` is the smallest decade of lam that is tried; `attacked` is
+    how many test series are attacked at most.
     """
 
     title: str

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from proxnet_tf import MultiWorkerStrategy
+from tests.helpers.mirrored_models import MODELS
 
 ROOT = Path(__file__).parents[1]
 
@@ -102,6 +103,14 @@ def test_fit_under_a_strategy_equals_one_device(mirrored, model):
     assert fit["weights"] < 1e-5
     assert all(difference < 1e-5 for difference in fit["history"].values())
     assert fit["lam"] == ([0.5, 1.0] if model == "views_model" else None)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_under_a_strategy_equals_that_on_one_device(mirrored, name):
+    found = mirrored["models"][name]
+    assert found["moved"] > 1e-3
+    assert found["loss"] < 1e-5
+    assert found["weights"] < 1e-5
 
 
 def test_solver_device_solves_there_and_sends_only_small_matrices(mirrored):

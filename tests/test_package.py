@@ -1,5 +1,6 @@
 import ast
 import inspect
+import json
 import os
 import pathlib
 import re
@@ -37,31 +38,48 @@ def test_version_has_one_source():
     assert proxnet_tf.__version__ not in (ROOT / "setup.cfg").read_text()
 
 
-def test_modules_are_attributes():
-    """Of the package alone, in a process that has imported nothing else of it."""
-    names = [p.stem for p in PACKAGE.iterdir() if p.is_dir() or p.suffix == ".py"]
-    names = sorted(n for n in names if not n.startswith("_"))
-    assert {"callbacks", "datasets", "layers", "losses", "metrics", "models", "tuning"} < set(names)
-    code = f"""
-import sys
+NAMES = sorted(
+    {p.stem for p in PACKAGE.iterdir() if p.is_dir() or p.suffix == ".py"}
+    - {"__init__", "__pycache__"}
+)
+# What Keras and TensorFlow load by themselves does not count.
+IMPORT = f"""
+import json, sys, tensorflow, keras
+before = set(sys.modules)
 import proxnet_tf as p
-print([n for n in sys.modules if n in ("proxnet_tf.datasets", "proxnet_tf.tuning", "keras_tuner")])
-names = {names}
-print([getattr(p, n).__name__ for n in names] == ["proxnet_tf." + n for n in names])
-print(set(names) <= set(dir(p)))
-print(p.layers.ProxCCA is p.ProxCCA, p.losses.CCALoss is p.CCALoss,
-      p.metrics.CanonicalCorrelation is p.CanonicalCorrelation, p.models.DCCA is p.DCCA,
-      p.callbacks.LambdaSchedule is p.LambdaSchedule)
-print(p.datasets.load_multiple_features.__name__, p.tuning.MultiviewHyperModel.__name__)
+loaded = sorted(set(sys.modules) - before)
+homes = {{n: getattr(p, n).__name__ for n in {NAMES}}}
+print(json.dumps(dict(
+    loaded=loaded, homes=homes, listed=dir(p),
+    same=[p.layers.ProxCCA is p.ProxCCA, p.losses.CCALoss is p.CCALoss,
+          p.metrics.CanonicalCorrelation is p.CanonicalCorrelation, p.models.DCCA is p.DCCA,
+          p.callbacks.LambdaSchedule is p.LambdaSchedule],
+    late=[p.datasets.load_multiple_features.__name__, p.tuning.MultiviewHyperModel.__name__],
+)))
 """
+
+
+@pytest.fixture(scope="module")
+def imported_alone():
+    """What `import proxnet_tf` does in a process that has imported nothing else of it."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    found = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    lines = found.stdout.strip().splitlines()
-    assert lines[:3] == ["[]", "True", "True"]
-    assert lines[3] == "True True True True True"
-    assert lines[4] == "load_multiple_features MultiviewHyperModel"
+    output = subprocess.check_output([sys.executable, "-c", IMPORT], env=environment, text=True)
+    return json.loads(output.splitlines()[-1])
+
+
+def test_modules_are_attributes(imported_alone):
+    public = {"callbacks", "datasets", "layers", "losses", "metrics", "models", "tuning"}
+    assert public < set(NAMES) <= set(imported_alone["listed"])
+    assert imported_alone["homes"] == {name: f"proxnet_tf.{name}" for name in NAMES}
+    assert imported_alone["same"] == [True] * 5
+    assert imported_alone["late"] == ["load_multiple_features", "MultiviewHyperModel"]
+
+
+def test_import_is_light(imported_alone):
+    loaded = set(imported_alone["loaded"])
+    assert {"proxnet_tf.layers.convex.prox", "proxnet_tf.layers.kernels"} < loaded
+    heavy = {"tensorflow_probability", "tf_keras", "keras_tuner", "matplotlib", "scipy", "sklearn"}
+    assert not loaded & {*heavy, "proxnet_tf.datasets", "proxnet_tf.tuning"}
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -83,20 +101,6 @@ def test_import_takes_at_most_a_tenth_of_a_second():
         for _ in range(3)
     ]
     assert min(times) < 0.1
-
-
-def test_import_is_light():
-    heavy = ["tensorflow_probability", "keras_tuner", "matplotlib", "scipy", "sklearn", "tf_keras"]
-    # Only what the package adds to TensorFlow and Keras counts.
-    code = (
-        "import sys, tensorflow, keras; before = set(sys.modules); import proxnet_tf; "
-        f"print([m for m in {heavy} if m in set(sys.modules) - before])"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    found = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "[]"
 
 
 def imported(path, top_level_only=False):

@@ -23,6 +23,7 @@ from tests.test_callbacks import Ridge
 
 # KerasTuner asks for the name of its thread the old way.
 pytestmark = [
+    pytest.mark.usefixtures("eager_fit"),
     pytest.mark.filterwarnings("ignore:currentThread:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:getName:DeprecationWarning"),
 ]

@@ -24,17 +24,16 @@ from proxnet_tf import (
 )
 from proxnet_tf.solvers import Newton
 from tests.helpers.data import shared_views
+from tests.helpers.mirrored_models import MODELS, compared
 
 DEVICES = ["CPU:0", "CPU:1"]
 # The parameters of the tests that run, those of one test in one string.
-ASKED = json.loads(os.environ.get("ASKED", "[]"))
+ASKED = set(json.loads(os.environ.get("ASKED", "[]")))
 
 
-def asked(name, case=None):
-    """Whether a test that runs has these parameters; without a case, whether it has the first."""
-    if case is None:
-        return any(f"{parameters} ".startswith(f"{name} ") for parameters in ASKED)
-    return f"{name} {case}" in ASKED
+def asked(name, *cases):
+    """Whether a test that runs has this parameter, with one of the cases if there are any."""
+    return bool({name, *(f"{name} {case}" for case in cases)} & ASKED)
 
 
 def steps_of(layer):
@@ -114,7 +113,7 @@ def exactness(strategy):
         ("cca", ProxCCA, None, (3, 7)),
         ("gcca", ProxGCCA, 4, (3, 4, 3)),
     ):
-        if not asked(name):
+        if not asked(name, 25, 31, 50, "moving", "moving, no rows", "apart"):
             continue
         options = dict(
             lam=0.5, split=sizes, dtype="float64", solver=Newton(1e-11, jit_compile=False)
@@ -129,10 +128,11 @@ def exactness(strategy):
         for split in (25, 31, 50):  # even, uneven, a replica without rows
             if asked(name, split) or split == 50:  # the moving map is that of 50
                 errors[f"{name} {split}"] = error(run(x, cotangent, split), expected)
-        errors[f"{name} moving, no rows"] = max(
-            moving_without_rows(strategy, cls, k, options, x, synchronized)
-            for synchronized in (True, False)
-        )
+        if asked(name, "moving, no rows"):
+            errors[f"{name} moving, no rows"] = max(
+                moving_without_rows(strategy, cls, k, options, x, synchronized)
+                for synchronized in (True, False)
+            )
         applied = layer(x, training=False)  # the moving map is the last one
         errors[f"{name} moving"] = error([applied.numpy()], expected[:1])
         if not asked(name, "apart"):
@@ -166,7 +166,7 @@ def incomplete(strategy):
     }  # fmt: skip
     errors = {}
     for name, (make, step_of) in cases.items():
-        if not asked(name):
+        if not asked(name, 31, 50):
             continue
         expected = [t.numpy() for t in step_of(make())(tf.constant(x), tf.constant(cotangent))]
         with strategy.scope():
@@ -218,7 +218,7 @@ def losses(strategy):
     }
     errors = {}
     for name, make in cases.items():
-        if not asked(name):
+        if not asked(name, 25, 31, 50, "apart"):
             continue
         whole = [t.numpy() for t in loss_of(make())(tf.constant(x), None)]
         parts = [loss_of(make())(tf.constant(x[s]), None) for s in (slice(31), slice(31, None))]
@@ -235,8 +235,9 @@ def losses(strategy):
             value, gradient = run(x, x, split)
             value = value.sum(keepdims=True)
             errors[f"{name} {split}"] = error([value, gradient], whole)
-        found = on(strategy, loss_of(alone), graph=True)(x, x, 31)
-        errors[f"{name} apart"] = error(found, [a / 2 for a in apart])
+        if asked(name, "apart"):
+            found = on(strategy, loss_of(alone), graph=True)(x, x, 31)
+            errors[f"{name} apart"] = error(found, [a / 2 for a in apart])
     return errors
 
 
@@ -323,11 +324,11 @@ def sequence_model():
     return model, "mse", []
 
 
-def fitted(make, x, y, scope):
+def fitted(make, x, y, scope, eagerly=False):
     """Weights and history after `fit`, whose batches divide evenly."""
     with scope:
         model, loss, metrics = make()
-        model.compile(keras.optimizers.SGD(0.1), loss, metrics=metrics)
+        model.compile(keras.optimizers.SGD(0.1), loss, metrics=metrics, run_eagerly=eagerly)
     callbacks = []
     if make is views_model:
         callbacks.append(LambdaSchedule(linear_lambda(0.5, 1.0)))
@@ -341,9 +342,9 @@ def solver_device(data):
     """Error with the solve on the second device, and what its operations there take as inputs."""
     data = np.tile(data, (5, 1))  # 200 rows
     cotangent = tf.ones_like(data)
+    solvers = [Newton(device=device, jit_compile=False) for device in ("CPU:1", None)]
     functions = [
-        tf.function(steps_of(ProxCCA(lam=0.5, split=(3, 4), solver=Newton(device=device))))
-        for device in ("CPU:1", None)
+        tf.function(steps_of(ProxCCA(lam=0.5, split=(3, 4), solver=solver))) for solver in solvers
     ]
     there, default = ([t.numpy() for t in f(data, cotangent)] for f in functions)
     graphs = [f.get_concrete_function(tf.constant(data), cotangent).graph for f in functions]
@@ -380,7 +381,7 @@ def main():
     for make, x in cases:
         if not asked(make.__name__):
             continue
-        one, history = fitted(make, x, target, tf.device("CPU:0"))
+        one, history = fitted(make, x, target, tf.device("CPU:0"), eagerly=True)
         two, other = fitted(make, x, target, strategy.scope())
         found["fit"][make.__name__] = {
             "weights": error(two, one),
@@ -389,6 +390,7 @@ def main():
             },
             "lam": other.get("lam"),
         }
+    found["models"] = {name: compared(strategy, name) for name in MODELS if asked(name)}
     found["solver device"] = solver_device(data)
     print("RESULT", json.dumps(found))
 

@@ -1,7 +1,6 @@
-"""Run in a process of its own with two logical CPUs: models there against one device, as JSON."""
+"""Models on two devices against one, for `mirrored`."""
 
-import json
-import os
+from unittest import mock
 
 import keras
 import numpy as np
@@ -49,7 +48,7 @@ MODELS = {
 }
 
 
-def fitted(name, scope):
+def fitted(name, scope, eagerly=False):
     make, x = MODELS[name]
     keras.utils.set_random_seed(0)
     with scope:
@@ -57,6 +56,7 @@ def fitted(name, scope):
         model.compile(
             keras.optimizers.SGD(0.1),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            run_eagerly=eagerly,
         )
     history = model.fit(x, LABELS, batch_size=20, epochs=2, shuffle=False, verbose=0).history
     if getattr(model, "lam", None) is not None:
@@ -66,24 +66,14 @@ def fitted(name, scope):
     return [np.asarray(w) for w in model.get_weights()], loss
 
 
-def main():
-    device = tf.config.list_physical_devices("CPU")[0]
-    logical = [tf.config.LogicalDeviceConfiguration()] * 2
-    tf.config.set_logical_device_configuration(device, logical)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    # The random start of a power iteration, the same on all replicas.
-    keras.random.normal = lambda shape, dtype, seed: tf.ones(shape, dtype)
-    found = {}
-    for name in json.loads(os.environ["ASKED"]):
-        one, losses = fitted(name, tf.device("CPU:0"))
-        two, others = fitted(name, strategy.scope())
-        found[name] = {
-            "weights": max(float(np.abs(a - b).max()) for a, b in zip(one, two, strict=True)),
-            "loss": float(np.abs(np.subtract(losses, others)).max()),
-            "moved": float(abs(losses[0] - losses[1])),
-        }
-    print("RESULT", json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+# The random start of a power iteration, the same on all replicas.
+@mock.patch("keras.random.normal", lambda shape, dtype, seed: tf.ones(shape, dtype))
+def compared(strategy, name):
+    """Differences of weights and losses, and how far the loss moved."""
+    one, losses = fitted(name, tf.device("CPU:0"), eagerly=True)
+    two, others = fitted(name, strategy.scope())
+    return {
+        "weights": max(float(np.abs(a - b).max()) for a, b in zip(one, two, strict=True)),
+        "loss": float(np.abs(np.subtract(losses, others)).max()),
+        "moved": float(abs(losses[0] - losses[1])),
+    }

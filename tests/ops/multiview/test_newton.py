@@ -13,8 +13,7 @@ from tests.helpers.data import shared_views
 @pytest.mark.parametrize("kind", [CCA((3, 3), 3), GCCA((3, 3), 3)])
 @pytest.mark.parametrize("method", ["newton", pytest.param("lbfgs", marks=pytest.mark.slow)])
 def test_equal_sizes_share_one_solver_whatever_the_numbers(kind, method):
-    newton.solver.cache_clear()
-    linear.compiled.cache_clear()
+    made = newton.solver.cache_info().misses
     x = tf.constant(shared_views(30, (3, 3)))
     outputs = []
     for lam, epsilon, tolerance, bound in (
@@ -28,7 +27,7 @@ def test_equal_sizes_share_one_solver_whatever_the_numbers(kind, method):
         found = multiview_prox(x, lam, again, epsilon, settings=settings)
         assert found.report.converged
         outputs.append(found.output.numpy())
-    assert newton.solver.cache_info().currsize == 1
+    assert newton.solver.cache_info().misses <= made + 1
     solver = newton.solver(kind, method, False)
     assert solver.experimental_get_tracing_count() == 1
     for function in (newton._propose, newton._accept):

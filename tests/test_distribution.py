@@ -58,35 +58,28 @@ def mirrored(request):
     return result_of(start("tests.helpers.mirrored", ASKED=json.dumps(asked)))
 
 
-def on_request(*names):
-    """Parameters whose kind others show already."""
-    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize(
-    "case", ["31", "50", "moving", "moving, no rows", *on_request("25", "apart")]
-)
-@pytest.mark.parametrize("kind", ["cca", *on_request("gcca")])
+@pytest.mark.parametrize("case", ["31", "50", "moving", "moving, no rows", "25", "apart"])
+@pytest.mark.parametrize("kind", ["cca", "gcca"])
 def test_replicas_give_what_one_device_gives(mirrored, kind, case):
     assert mirrored["exactness"][f"{kind} {case}"] < 1e-9
 
 
-@pytest.mark.parametrize("case", ["31", "50", "apart", *on_request("25")])
+@pytest.mark.parametrize("case", ["31", "50", "apart", "25"])
 @pytest.mark.parametrize(
     "kind",
-    ["cca loss", "gcca penalty", *on_request("gcca loss", "cca penalty", "cca envelope")],
+    ["cca loss", "gcca penalty", "gcca loss", "cca penalty", "cca envelope"],
 )
 def test_losses_over_replicas_are_those_of_one_device(mirrored, kind, case):
     assert mirrored["losses"][f"{kind} {case}"] < 1e-10
 
 
-@pytest.mark.parametrize("split", ["31", *on_request("50")])
-@pytest.mark.parametrize("what", ["layer", *on_request("loss", "envelope")])
+@pytest.mark.parametrize("split", ["31", "50"])
+@pytest.mark.parametrize("what", ["layer", "loss", "envelope"])
 def test_rows_that_lack_views_over_replicas_are_those_of_one_device(mirrored, what, split):
     assert mirrored["incomplete"][f"{what} {split}"] < 1e-9
 
 
-@pytest.mark.parametrize("split", ["20", *on_request("32", "64")])
+@pytest.mark.parametrize("split", ["20", "32", "64"])
 @pytest.mark.parametrize("metric", ["correlation", "pairwise", "recall", "median"])
 def test_metric_of_an_epoch_over_replicas_is_that_of_one_device(mirrored, metric, split):
     found = mirrored["epoch"][metric]
@@ -96,7 +89,7 @@ def test_metric_of_an_epoch_over_replicas_is_that_of_one_device(mirrored, metric
 
 @pytest.mark.parametrize(
     "model",
-    ["views_model", "retrieval_model", *on_request("sequence_model", "correlated_model")],
+    ["views_model", "retrieval_model", "sequence_model", "correlated_model"],
 )
 def test_fit_under_a_strategy_equals_one_device(mirrored, model):
     fit = mirrored["fit"][model]

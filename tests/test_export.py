@@ -83,41 +83,7 @@ def outputs_and_gradients(model, inputs):
     return output.numpy(), [g.numpy() for g in gradients]
 
 
-# One of each kind: an export and its answers take seconds. What else there is runs on request.
-ALIKE = (
-    "Prox group_l2",
-    "Prox of a function on a set",
-    "ProxKernelFeatures, solved",
-    "ProxGRUCell",
-    "ProxRNNCell of LSTMCell",
-    "ProxRNNCell of a user's cell",
-    "MultiviewClassifier, vanilla",
-    "AdversarialModel, virtual",
-)
-NAMES = [name for name in [*LAYERS, *MODELS] if name not in ALIKE]
-ON_REQUEST = {
-    "CCARegularizer, envelope",
-    "GCCARegularizer",
-    "Prox simplex along an axis",
-    "Prox of a layer with a context",
-    "ProxLSTM",
-    "ProxLSTMCell",
-    "ProxGRU, reset before",
-    "MultiviewClassifier, rrm",
-    "MultiviewClassifier, three views",
-    "DCCA",
-    "DCCAE",
-    "Prox nuclear over the batch",
-    "ProxGCCA",
-    "ProxGCCA, pairwise",
-    "ProxGRUCell",
-    "ProxLSTM, unrolled",
-    "Prox total_variation over time",
-    "ProxKernelFeatures",
-    "ProxGRU",
-    "AdversarialModel",
-    "ProxGCCA, moving",
-}
+NAMES = [*LAYERS, *MODELS]
 
 
 def differentiable(name):
@@ -125,16 +91,13 @@ def differentiable(name):
     return name.startswith(("ProxCCA", "ProxGCCA", "CCA", "GCCA", "Prox "))
 
 
-def _parametrized(items):
-    return [i for i in items if i.path == Path(__file__) and hasattr(i, "callspec")]
-
-
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory, request):
-    """The folder of all SavedModels, what the models return, and what the other process got."""
+    """The folder of SavedModels, what the models return, and what the other process got."""
     folder = tmp_path_factory.mktemp("exported")
-    asked = {item.callspec.params.get("name") for item in _parametrized(request.session.items)}
-    names = [name for name in NAMES if name in asked or name not in ON_REQUEST]
+    tests = [i for i in request.session.items if i.path == Path(__file__)]
+    asked = {i.callspec.params["name"] for i in tests if "exported" in i.fixturenames}
+    names = [name for name in NAMES if name in asked]
     wanted = {}
     for name in names:
         model, inputs = prepared(name)
@@ -153,9 +116,7 @@ def exported(tmp_path_factory, request):
         return folder, wanted, dict(answers)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow][: n in ON_REQUEST]) for n in NAMES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_same_values_and_gradients_without_the_package(exported, name):
     _, wanted, answers = exported
     assert f"{name} error" not in answers, answers[f"{name} error"]
@@ -192,8 +153,9 @@ def test_only_batch_holds_a_solver(exported, name):
     assert bool(found) == (name in SOLVED), found
 
 
-def test_moving_holds_the_map(exported):
-    loaded = tf.saved_model.load(str(exported[0] / "ProxGCCA, moving"))
+@pytest.mark.parametrize("name", ["ProxGCCA, moving"])
+def test_moving_holds_the_map(exported, name):
+    loaded = tf.saved_model.load(str(exported[0] / name))
     shapes = sorted(tuple(v.shape) for v in loaded.variables)
     assert shapes == [(), (9,), (9, 9)]  # lam, mean, map
 
@@ -237,8 +199,9 @@ def test_lite_with_builtin_operations_only(exported, name):
         np.testing.assert_allclose(output, wanted[f"{name} {rows}"], atol=1e-5, rtol=1e-5)
 
 
-def test_lite_loop_over_time_needs_select_operations(exported):
-    converter = tf.lite.TFLiteConverter.from_saved_model(str(exported[0] / "ProxLSTM, sequences"))
+@pytest.mark.parametrize("name", ["ProxLSTM, sequences"])
+def test_lite_loop_over_time_needs_select_operations(exported, name):
+    converter = tf.lite.TFLiteConverter.from_saved_model(str(exported[0] / name))
     with pytest.raises(Exception, match="Select TF ops"):
         converter.convert()
     converter.target_spec.supported_ops = [

@@ -35,12 +35,13 @@ def make_model(recurrent=None, logits=False, seed=0):
     return keras.Model(inputs, y)
 
 
-def compiled(model, learning_rate=0.5, logits=False, **settings):
+def compiled(model, learning_rate=0.5, logits=False, jit_compile="auto", **settings):
     adversarial = AdversarialModel(model, from_logits=logits, **settings)
     adversarial.compile(
         keras.optimizers.SGD(learning_rate),
         keras.losses.SparseCategoricalCrossentropy(from_logits=logits),
         metrics=["accuracy"],
+        jit_compile=jit_compile,
     )
     return adversarial
 
@@ -374,7 +375,7 @@ def test_save_fit_metrics_and_callbacks(tmp_path):
         step=0.05,
         seed=3,
     )
-    adversarial = compiled(model, **settings)
+    adversarial = compiled(model, jit_compile=False, **settings)
     assert len(adversarial.trainable_variables) == len(model.trainable_variables)
     config = adversarial.get_config()
     assert {k: config[k] for k in settings} == settings
@@ -389,6 +390,7 @@ def test_save_fit_metrics_and_callbacks(tmp_path):
         reloaded.predict(x, verbose=0), adversarial.predict(x, verbose=0), atol=1e-6
     )
     assert {k: reloaded.get_config()[k] for k in settings} == settings
+    reloaded.run_eagerly = True
     reloaded.fit(x, y, epochs=1, verbose=0)
     np.testing.assert_allclose(adversarial(x), model(x))
 

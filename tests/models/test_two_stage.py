@@ -58,7 +58,7 @@ def test_pretraining_raises_the_correlation_of_the_codes(name):
     if name == "dccae":
         assert history["reconstruction_loss"][-1] < 0.5 * history["reconstruction_loss"][0]
     model.compile(keras.optimizers.Adam(0.03), entropy(), metrics=["accuracy"])
-    model.fit(train_views, labels[:400], epochs=10, verbose=0)
+    model.fit(train_views, labels[:400], batch_size=100, epochs=15, verbose=0)
     assert model.evaluate(test_views, labels[400:], verbose=0)[1] > 0.8
 
 

@@ -53,7 +53,7 @@ def make(kind, lam=0.5, **arguments):
 @pytest.mark.parametrize(
     "cell, dtype",
     [
-        pytest.param("GRUCell", "mixed_float16", marks=pytest.mark.in_graph),
+        ("GRUCell", "mixed_float16"),
         pytest.param("LSTMCell", "mixed_bfloat16", marks=pytest.mark.slow),
         pytest.param("SimpleRNNCell", "mixed_float16", marks=pytest.mark.slow),
         pytest.param("ProxLSTM", "mixed_float16", marks=pytest.mark.in_graph),

@@ -20,7 +20,7 @@ def objective(c, x, lam):
 
 def best_of_many_starts(x, lam):
     """Local searches in c itself, from multiples of x and random points."""
-    starts = [t * x for t in np.linspace(0, 2.5, 26)] + list(2 * RNG.standard_normal((5, len(x))))
+    starts = [t * x for t in np.linspace(0, 2.5, 11)] + list(2 * RNG.standard_normal((5, len(x))))
     found = [minimize(objective, s, (x, lam), method="BFGS", tol=1e-10).x for s in starts]
     return min(found, key=lambda c: objective(c, x, lam))
 

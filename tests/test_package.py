@@ -38,10 +38,8 @@ def test_version_has_one_source():
     assert proxnet_tf.__version__ not in (ROOT / "setup.cfg").read_text()
 
 
-NAMES = sorted(
-    {p.stem for p in PACKAGE.iterdir() if p.is_dir() or p.suffix == ".py"}
-    - {"__init__", "__pycache__"}
-)
+NAMES = [p.stem for p in PACKAGE.iterdir() if p.is_dir() or p.suffix == ".py"]
+NAMES = sorted(name for name in NAMES if not name.startswith("_"))
 # What Keras and TensorFlow load by themselves does not count.
 IMPORT = f"""
 import json, sys, tensorflow, keras

@@ -338,22 +338,22 @@ def fitted(make, x, y, scope, eagerly=False):
     return [np.asarray(w) for w in model.get_weights()], history.history
 
 
-def solver_device(data):
-    """Error with the solve on the second device, and what its operations there take as inputs."""
+def solver_device(data, device):
+    """Error with the solve on a device, and what its operations there take as inputs."""
     data = np.tile(data, (5, 1))  # 200 rows
     cotangent = tf.ones_like(data)
-    solvers = [Newton(device=device, jit_compile=False) for device in ("CPU:1", None)]
+    solvers = [Newton(device=device, jit_compile=False) for device in (device, None)]
     functions = [
         tf.function(steps_of(ProxCCA(lam=0.5, split=(3, 4), solver=solver))) for solver in solvers
     ]
     there, default = ([t.numpy() for t in f(data, cotangent)] for f in functions)
     graphs = [f.get_concrete_function(tf.constant(data), cotangent).graph for f in functions]
-    moved = [op for op in graphs[0].get_operations() if "CPU:1" in op.device]
+    moved = [op for op in graphs[0].get_operations() if device in op.device]
     return {
         "error": error(there, default),
         "operations": sorted({op.type for op in moved}),
         "longest": max(max(t.shape.as_list(), default=0) for op in moved for t in op.inputs),
-        "by default": sum("CPU:1" in op.device for op in graphs[1].get_operations()),
+        "by default": sum(device in op.device for op in graphs[1].get_operations()),
     }
 
 
@@ -391,7 +391,7 @@ def main():
             "lam": other.get("lam"),
         }
     found["models"] = {name: compared(strategy, name) for name in MODELS if asked(name)}
-    found["solver device"] = solver_device(data)
+    found["solver device"] = {d: solver_device(data, d) for d in DEVICES if asked(d)}
     print("RESULT", json.dumps(found))
 
 

@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import check_choice, check_integer
-from proxnet_tf.layers.multiview.border import Border
-from proxnet_tf.ops.multiview import ranks
+from proxnet_tf.layers.multiview.views import Border
+from proxnet_tf.metrics import ranks
 from proxnet_tf.ops.multiview.correlation import GCCA
 
 DIRECTIONS = ("both", "first_to_second", "second_to_first")

@@ -176,33 +176,6 @@ def test_missing_rows_take_no_part():
     assert np.isnan(metric_of(x, [13]).result())
 
 
-@pytest.mark.parametrize("batches", [None, [1, 13, 13, 31]])
-def test_rows_count_for_the_views_that_they_have(batches):
-    x = shared_views(40, SIZES, seed=17)
-    present = np.random.default_rng(3).random((40, 2)) < 0.7
-    x[~np.repeat(present, SIZES, axis=1)] = np.nan
-    weight = np.random.default_rng(4).integers(0, 3, 40).astype("float64")
-    options = dict(epsilon=0.1, nan_is_missing=True, missing="pairwise")
-    metric = metric_of(x, batches, weight, **options)
-    repeated = np.repeat(np.arange(40), weight.astype(int))
-    arguments = x[repeated], present[repeated], SIZES
-    _, _, covariance = reference.pairwise_covariance(*arguments)
-    expected = -reference.loss_of_covariance(covariance, SIZES, 3, 0.1, "cca")
-    np.testing.assert_allclose(metric.result(), expected, rtol=1e-9)
-    complete = present.all(1)
-    weight[~complete] = 0.0
-    assert abs(metric_of(x, batches, weight, **options).result() - expected) > 0.02
-    full = shared_views(40, SIZES, seed=17)
-    np.testing.assert_allclose(
-        metric_of(full, batches, missing="pairwise").correlations(),
-        metric_of(full, batches).correlations(),
-        rtol=1e-9,
-    )
-    bad = np.ones(40)
-    bad[np.argmax(complete)] = np.nan
-    assert np.isnan(metric_of(x, batches, bad, **options).result())
-
-
 def test_masks_of_views_apart_are_found():
     rng = np.random.default_rng(18)
     x, y = rng.normal(1.0, size=(8, 6, 3)), rng.normal(1.0, size=(8, 6, 4))
@@ -233,9 +206,7 @@ def test_dtype_of_the_result():
 
 def test_config_round_trip():
     check_config(
-        CanonicalCorrelation(
-            2, epsilon=0.1, split=SIZES, name="agreement", nan_is_missing=True, missing="pairwise"
-        )
+        CanonicalCorrelation(2, epsilon=0.1, split=SIZES, name="agreement", nan_is_missing=True)
     )
 
 

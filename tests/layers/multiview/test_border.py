@@ -18,7 +18,7 @@ from proxnet_tf import (
     cca_loss,
     gcca_loss,
 )
-from proxnet_tf.layers.multiview.border import Border
+from proxnet_tf.layers.multiview.views import Border
 from proxnet_tf.ops.multiview.correlation import CCA as TwoViews
 from tests.layers.multiview.cases import CCA, GCCA, PLAIN
 

@@ -236,14 +236,14 @@ def test_nothing_to_correlate_passes_unchanged(kind, case):
     x = kind.joined(1)
     x = np.repeat(x, 5, axis=0) if case == "constant batch" else x
     cotangent = np.random.default_rng(6).normal(size=x.shape).astype("float32")
-    layer, variable = kind.layer(monitor=True, split=kind.sizes), tf.constant(x)
+    layer, variable = kind.layer(monitor="all", split=kind.sizes), tf.constant(x)
     with tf.GradientTape() as tape:
         tape.watch(variable)
         output = layer(variable, training=True)
     np.testing.assert_allclose(output, x, atol=1e-6)
     gradient = tape.gradient(output, variable, tf.constant(cotangent))
     np.testing.assert_allclose(gradient, cotangent, atol=1e-6)
-    names = ("correlation_before", "correlation", "residual", "unsolved", "backward_unsolved")
+    names = ("correlation_before", "correlation", "residual", "unsolved", "backward_residual")
     assert [layer.status[name] for name in names] == [0.0] * 5
 
 

@@ -21,29 +21,42 @@ def moving_reference(kind, batches, momentum, lam):
     """Moving mean and map by the definition; the map of a batch from its outputs."""
     width = sum(kind.sizes)
     mean, matrix = np.zeros(width), np.eye(width)
-    for x in batches:
+    for t, x in enumerate(batches, 1):
         x = x.astype("float64")
         centre = x.mean(0)
         of_batch = np.linalg.lstsq(x - centre, kind.expected(x, lam) - centre, rcond=None)[0]
-        mean = momentum * mean + (1 - momentum) * centre
-        matrix = momentum * matrix + (1 - momentum) * of_batch
+        rate = max(1 / t, 1 - momentum)
+        mean = mean + rate * (centre - mean)
+        matrix = matrix + rate * (of_batch - matrix)
     return mean, matrix
 
 
-def test_moving_mean_and_map_follow_the_momentum(kind):
+@pytest.mark.parametrize("momentum", [0.5, 0.99])
+def test_moving_mean_and_map_begin_as_means_and_follow_the_momentum(kind, momentum):
     batches = [kind.joined(24, seed) + np.float32(seed) for seed in range(3)]
-    layer = kind.layer(inference="moving", momentum=0.8, lam=2.0, split=kind.sizes)
-    for x in batches:
+    layer = kind.layer(inference="moving", momentum=momentum, lam=2.0, split=kind.sizes)
+    for t, x in enumerate(batches, 1):
         layer(x, training=True)
-    mean, matrix = moving_reference(kind, batches, 0.8, 2.0)
-    np.testing.assert_allclose(layer.moving_mean, mean, atol=1e-5)
-    np.testing.assert_allclose(layer.moving_map, matrix, atol=1e-4)
+        mean, matrix = moving_reference(kind, batches[:t], momentum, 2.0)
+        np.testing.assert_allclose(layer.moving_mean, mean, atol=1e-5)
+        np.testing.assert_allclose(layer.moving_map, matrix, atol=1e-4)
+        assert float(layer.moving_count) == t
     # Example by example: a batch of one gets what it gets in any batch.
     test = kind.joined(7, 9)
     expected = mean + (test - mean) @ matrix
     np.testing.assert_allclose(layer(test), expected, atol=1e-4)
     np.testing.assert_allclose(layer(test[:1]), expected[:1], atol=1e-4)
     np.testing.assert_allclose(layer.moving_mean, mean, atol=1e-5)  # left alone by inference
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_batch_without_a_correlation_moves_nothing(kind, rows):
+    layer = kind.layer(inference="moving", momentum=0.5, lam=2.0, split=kind.sizes)
+    layer(kind.joined(24), training=True)
+    before = [w.numpy() for w in layer.weights]
+    layer(kind.joined(4, 1), training=True, mask=np.arange(4) < rows)
+    for old, new in zip(before, layer.weights, strict=True):
+        np.testing.assert_array_equal(new, old)
 
 
 def test_moving_inference_leaves_masked_steps_alone(kind):

@@ -9,28 +9,20 @@ from proxnet_tf.solvers import Newton
 from tests.layers.multiview.cases import CCA, GCCA
 
 STOPPED = Newton(max_iterations=1, jit_compile=False)
-NAMES = (
-    "backward_residual",
-    "backward_unsolved",
-    "correlation",
-    "correlation_before",
-    "iterations",
-    "residual",
-    "unsolved",
-)
 
 
 @pytest.mark.parametrize(
     "inference", ["identity", pytest.param("batch", marks=pytest.mark.slow), "moving"]
 )
-def test_correlations_are_means_over_the_batches(kind, inference):
-    x, width = kind.joined(48), sum(kind.sizes)
-    layer = kind.layer(lam=2.0, inference=inference, momentum=0.0, monitor=True, split=kind.sizes)
+def test_correlations_are_means_over_the_rows_of_batches(kind, inference):
+    """Each batch counts by its rows; one of a single row has no correlation and does not count."""
+    x, width = kind.joined(61), sum(kind.sizes)
+    layer = kind.layer(lam=2.0, inference=inference, momentum=0.0, monitor="all", split=kind.sizes)
     model = keras.Sequential([keras.Input((width,)), layer, keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    options = dict(batch_size=24, verbose=0)
-    history = model.fit(x, np.zeros((48, 1)), epochs=2, shuffle=False, **options).history
-    batches = [x[:24], x[24:]]
+    options = dict(batch_size=20, verbose=0)  # 20, 20, 20 and 1
+    history = model.fit(x[:61], np.zeros((61, 1)), epochs=2, shuffle=False, **options).history
+    batches = [x[:20], x[20:40], x[40:60]]
     before = np.mean([kind.correlation(b) for b in batches])
     after = np.mean([kind.correlation(kind.expected(b, 2.0)) for b in batches])
     # The layer sees the same batches in both epochs: it comes first.
@@ -40,10 +32,10 @@ def test_correlations_are_means_over_the_batches(kind, inference):
     assert np.less_equal(history["residual"], layer.solver.tolerance).all()
     assert np.greater(history["iterations"], 1).all()
 
-    logs = model.evaluate(x, np.zeros((48, 1)), return_dict=True, **options)
+    logs = model.evaluate(x, np.zeros((61, 1)), return_dict=True, **options)
     if inference == "moving":
         mean, matrix = layer.moving_mean.numpy(), layer.moving_map.numpy()
-        np.testing.assert_allclose(mean, x[24:].mean(0), atol=1e-5)
+        np.testing.assert_allclose(mean, x[40:60].mean(0), atol=1e-5)
         mapped = [mean + (b - mean) @ matrix for b in batches]
         after = np.mean([kind.correlation(b) for b in mapped])
     elif inference == "identity":
@@ -53,29 +45,45 @@ def test_correlations_are_means_over_the_batches(kind, inference):
     assert (logs["iterations"] > 0) == (inference == "batch")
 
 
-def test_an_unsolved_map_and_gradient_show_in_the_logs_of_fit(kind):
-    """Stopped at its first point the solver is where the system of the gradient is indefinite."""
+def fitted(kind, **layers):
+    """The logs of a fit of two batches of 12 rows, with these layers side by side."""
     keras.utils.set_random_seed(0)
     inputs = [keras.Input((d,)) for d in kind.sizes]
     codes = [keras.layers.Dense(d)(x) for d, x in zip(kind.sizes, inputs, strict=True)]
-    moved = [
-        *kind.layer(lam=0.05, solver=STOPPED, monitor="stopped")(codes),
-        *kind.layer(lam=2.0, monitor="solved")(codes),
-    ]
+    moved = [view for name, layer in layers.items() for view in layer(codes)]
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(moved)))
     model.compile("sgd", "mse")
     history = model.fit(kind.views(24), np.zeros((24, 1)), batch_size=12, verbose=0).history
-    logs = {name: values[0] for name, values in history.items()}
-    both = {f"{prefix}_{name}" for prefix in ("stopped", "solved") for name in NAMES}
-    assert set(logs) == both | {"loss"}
-    assert logs["stopped_unsolved"] == logs["stopped_backward_unsolved"] == 1.0
-    assert logs["stopped_residual"] > 1e-3 and logs["stopped_iterations"] == 1.0
-    assert logs["stopped_backward_residual"] > 1e-3
+    return {name: values[0] for name, values in history.items()}
+
+
+def test_an_unsolved_map_and_gradient_show_in_the_logs_of_fit(kind):
+    """Stopped at its first point the solver is where the system of the gradient is indefinite."""
+    logs = fitted(
+        kind,
+        stopped=kind.layer(lam=0.05, solver=STOPPED, monitor="stopped"),
+        solved=kind.layer(lam=2.0, weight=0.1, monitor="solved"),
+    )
+    watched = ("correlation", "correlation_before", "unsolved")
+    both = {f"{prefix}_{name}" for prefix in ("stopped", "solved") for name in watched}
+    assert set(logs) == both | {"loss", "solved_envelope"}
+    assert logs["stopped_unsolved"] == 1.0  # maps and gradients
     assert logs["stopped_correlation"] == logs["stopped_correlation_before"]
-    assert logs["solved_unsolved"] == logs["solved_backward_unsolved"] == 0.0
-    assert 0.0 < logs["solved_residual"] <= 1e-8
-    assert 0.0 < logs["solved_backward_residual"] <= 1e-6
+    assert logs["solved_unsolved"] == 0.0
     assert logs["solved_correlation"] > logs["solved_correlation_before"]
+
+
+def test_all_that_a_layer_can_tell(kind):
+    logs = fitted(kind, stopped=kind.layer(lam=0.05, solver=STOPPED, monitor="all"))
+    assert logs["residual"] > 1e-3 and logs["iterations"] == 1.0
+    assert logs["backward_residual"] > 1e-3
+    logs = fitted(kind, solved=kind.layer(lam=2.0, monitor="all"))
+    assert 0.0 < logs["residual"] <= 1e-8 and 0.0 < logs["backward_residual"] <= 1e-6
+
+
+def test_two_layers_with_metrics_of_one_name_are_refused():
+    with pytest.raises(ValueError, match=r"metrics of the same names.*monitor='left'"):
+        fitted(CCA, a=CCA.layer(monitor=True), b=CCA.layer(monitor=True))
 
 
 def test_two_kinds_in_one_model_with_prefixes():

@@ -1,11 +1,12 @@
-"""One problem in D x D with its NumPy reference, for the modules behind the multiview map."""
+"""One problem in D x D with its NumPy reference, and the map of rows, for the multiview modules."""
 
 import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops.multiview import problem
 from proxnet_tf.ops.multiview.correlation import CCA
-from proxnet_tf.ops.multiview.moments import moments_of
+from proxnet_tf.ops.multiview.gram import gram_of, masked
+from proxnet_tf.ops.multiview.of_gram import by_finite_difference, map_of_gram
 from proxnet_tf.ops.multiview.problem import bare_metric
 from tests.helpers import multiview_reference as reference
 from tests.helpers.data import shared_views
@@ -17,11 +18,9 @@ class Case:
     def __init__(self, kind, x=None, *, lam=1.0, epsilon=1e-2, n=40, seed=0):
         self.kind, self.lam, self.epsilon = kind, lam, epsilon
         self.x = shared_views(n, kind.sizes, seed) if x is None else np.asarray(x)
-        moments = moments_of(tf.constant(self.x))
+        count, _, gram, rounding = gram_of(tf.constant(self.x))
         numbers = (tf.constant(v, tf.float64) for v in (lam, epsilon))
-        self.reduction = problem.reduce_gram(
-            kind, moments.gram, moments.count, moments.rounding, *numbers
-        )
+        self.reduction = problem.reduce_gram(kind, gram, count, rounding, *numbers)
         self.data = self.reduction.problem
         self.root = self.data.root.numpy()
         self.within = np.eye(kind.width) - self.data.unused.numpy()
@@ -100,3 +99,24 @@ def check_symmetric_and_positive(model, kind):
     root = np.linalg.cholesky(inverse)
     before, after = np.linalg.cond(product), np.linalg.cond(root.T @ product @ root)
     assert after < 0.7 * before
+
+
+def moved(x, kind, epsilon, lam, settings, *, valid=None, gradient="implicit", observer=None):
+    """The rows of P, and what `map_of_gram` says of them."""
+
+    def prox(x, observer=None):
+        sample = gram_of(x, valid)
+        found = map_of_gram(kind, sample, lam, epsilon, settings, dtype=x.dtype, observer=observer)
+        near = masked(valid, x - tf.cast(sample.mean, x.dtype))
+        output = x + near @ tf.cast(found.step, x.dtype)
+        return (output if valid is None else tf.where(valid, output, x)), found
+
+    if gradient == "implicit":
+        return prox(x, observer)
+    output, found = prox(x)
+
+    def again(x):
+        output, found = prox(x)
+        return output, found.report
+
+    return by_finite_difference(output, again, x, valid, observer), found

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, divided_differences, total
-from proxnet_tf.ops.multiview.moments import column_rounding
-from proxnet_tf.ops.multiview.prox import correlation_loss, correlations, gram_of
+from proxnet_tf.ops.multiview.gram import EXACT_RANK, Sample, column_rounding, gram_of
+from proxnet_tf.ops.multiview.of_gram import correlations_of_gram, loss_of_gram
 from tests.helpers import multiview_reference as reference
 from tests.helpers.data import shared_views
 
@@ -115,10 +115,10 @@ def test_columns_of_other_units_are_not_lost(ratio, n, dtype, epsilon):
     x = tf.constant(other_units(n, ratio, dtype))
     if ratio < 1.0:
         epsilon = 0.0  # the ridge has the units of the covariance
-    found = correlations(CCA((2, 2), 2), epsilon, *gram_of(x))
+    found = correlations_of_gram(CCA((2, 2), 2), gram_of(x), epsilon)
     expected = reference.linear_correlations(*np.split(other_units(n, 1.0), [2], axis=1))
     np.testing.assert_allclose(found, expected, atol=1e-5 if dtype == "float32" else 1e-6)
-    loss = correlation_loss(x, CCA((2, 2), 1), epsilon)
+    loss = loss_of_gram(CCA((2, 2), 1), gram_of(x), epsilon)
     np.testing.assert_allclose(loss, -1.0, atol=1e-5)
 
 
@@ -129,9 +129,11 @@ def test_a_constant_column_is_no_signal_however_it_was_summed():
     gram, count = np.zeros((4, 4)), np.float64(300.0)
     for part in np.split(x - x.mean(0) * (1.0 + 2e-16), 3):
         gram += part.T @ part
-    share = column_rounding(*map(tf.constant, (gram, count, x.mean(0))))
+    share = column_rounding(*map(tf.constant, (count, x.mean(0), gram)), tf.float64)
     assert share[2] == 1.0 and (share.numpy()[[0, 1, 3]] < 1e-10).all()
-    found = correlations(CCA((2, 2), 2), 0.0, tf.constant(gram), tf.constant(count), share)
+    share = tf.maximum(share, EXACT_RANK)
+    sample = Sample(tf.constant(count), tf.constant(x.mean(0)), tf.constant(gram), share)
+    found = correlations_of_gram(CCA((2, 2), 2), sample, 0.0)
     expected = abs(np.corrcoef(x[:, 0], x[:, 3])[0, 1])
     np.testing.assert_allclose(found, [expected, 0.0], atol=1e-6)
 
@@ -173,8 +175,9 @@ def test_loss_over_replicas_is_that_of_the_global_batch(kind):
         rows = tf.constant(rows)
         with tf.GradientTape() as tape:
             tape.watch(rows)
-            value = correlation_loss(rows, kind, 1e-2, all_reduce=exchange.all_reduce(rank))
-        found[rank] = value, tape.gradient(value, rows)
+            value = loss_of_gram(kind, gram_of(rows, None, exchange.all_reduce(rank)), 1e-2)
+        # Each replica's loss is divided by their number, as Keras does.
+        found[rank] = value, tape.gradient(value / 2, rows)
 
     threads = [threading.Thread(target=run, args=a) for a in enumerate((x[:20], x[20:]))]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""The problem (4) in D x D against NumPy: roots, row spaces, turning, objective and slope."""
+"""The problem (4) in D x D against NumPy: roots, row spaces, objective and slope."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from proxnet_tf.ops.multiview import problem
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA
-from proxnet_tf.ops.multiview.moments import EXACT_RANK
-from tests.helpers import multiview_reference as reference
+from proxnet_tf.ops.multiview.gram import EXACT_RANK
 from tests.helpers.data import shared_views
 from tests.ops.multiview.cases import Case, deficient_rows
 
@@ -138,59 +137,6 @@ def test_numbers_of_few_rows(count, c, t):
     np.testing.assert_array_equal(found.problem.unused, np.eye(4))
     for matrix in (found.problem.root, found.lift, found.turn):
         np.testing.assert_array_equal(matrix, np.zeros((4, 4)))
-
-
-def test_turning_is_the_derivative_along_turned_row_spaces():
-    """X_1 = A B^T with orthonormal B: a turned B turns the minimiser Z B^T of (1) along."""
-    rng, n, lam = np.random.default_rng(6), 25, 1.5
-    a, other = np.split(shared_views(n, (2, 2), 7), [2], axis=1)
-    start = np.linalg.qr(rng.normal(size=(4, 4)))[0]
-    basis, outside = start[:, :2], start[:, 2:]
-    low, _ = reference.prox(np.c_[a, other], (2, 2), lam, 2, 1e-2)
-    generator = outside @ rng.normal(size=(2, 2)) @ basis.T
-    generator -= generator.T
-    y = rng.normal(size=(n, 7))
-
-    def rows(h, left):
-        """Views with the row space of the first turned by h, and a constant column between."""
-        turned = left[:, :2] @ (scipy.linalg.expm(h * generator) @ basis).T
-        return np.c_[turned, np.full(n, 0.3), left[:, 2:]]
-
-    x, p = (rows(0.0, left) for left in (np.c_[a, other], low))
-    case = Case(CCA((5, 2), 2), x, lam=lam)
-    xc = x - x.mean(0)
-    step = np.linalg.pinv(xc, rcond=1e-9) @ (p - x)
-    np.testing.assert_allclose(x + xc @ step, p, atol=1e-8)
-    factor = problem.turning(
-        case.kind, case.reduction, tf.constant(step), tf.constant(xc.T @ (y - y.mean(0)))
-    ).numpy()
-    h = 1e-5
-    change = (rows(h, np.c_[a, other]) - rows(-h, np.c_[a, other])) / (2 * h)
-    numeric = np.sum(y * (rows(h, low) - rows(-h, low))) / (2 * h)
-    np.testing.assert_allclose(np.sum((y + xc @ factor) * change), numeric, rtol=1e-7)
-    assert abs(np.sum((xc @ factor) * change)) > 1e-2 * abs(numeric)
-    np.testing.assert_array_equal(factor[:, 4], 0.0)  # the constant column
-    np.testing.assert_allclose(factor @ case.within, 0.0, atol=1e-12)
-
-
-def test_turning_of_any_linear_map():
-    """The adjoint of dX -> P_j X_j^+ dX_j (I - Pi_j) for P = X + Xc N, N not symmetric."""
-    rng, kind = np.random.default_rng(9), CCA((3, 3), 3)
-    case = Case(kind, rank_one_short())
-    xc = case.x - case.x.mean(0)
-    step, y = rng.normal(size=(6, 6)), rng.normal(size=case.x.shape)
-    y -= y.mean(0)
-    found = problem.turning(kind, case.reduction, tf.constant(step), tf.constant(xc.T @ y)).numpy()
-    moved, outside = xc @ step, np.eye(6) - projections(case.x, kind.sizes)
-    for s in kind.slices:
-        back = np.linalg.pinv(xc[:, s], rcond=1e-9).T @ moved[:, s].T @ y[:, s] @ outside[s, s]
-        np.testing.assert_allclose(xc @ found[:, s], back, atol=1e-9 * np.abs(back).max())
-
-
-def test_nothing_turns_where_the_views_have_full_rank():
-    case = Case(GCCA((2, 1, 2), 3))
-    step, cross = tf.constant(case.random(1)), tf.constant(case.random(2))
-    np.testing.assert_array_equal(problem.turning(case.kind, case.reduction, step, cross), 0.0)
 
 
 @pytest.mark.parametrize("deficient", [False, True])

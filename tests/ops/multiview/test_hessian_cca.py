@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview import pair_model
+from proxnet_tf.ops.multiview import hessian_cca
 from proxnet_tf.ops.multiview.correlation import CCA
 from tests.helpers.data import shared_views
 from tests.ops.multiview.cases import (
@@ -26,8 +26,8 @@ def test_product_is_the_differential_of_the_slope(kind, deficient):
     case = Case(kind, x, epsilon=0.1)
     w, change = case.away(), case.random(3)
     point = case.point(w)
-    hessian = case.hessian(pair_model, point)
-    found = hessian_times(case, pair_model, point, hessian, change) @ case.within
+    hessian = case.hessian(hessian_cca, point)
+    found = hessian_times(case, hessian_cca, point, hessian, change) @ case.within
     numeric = case.differential(w, change) @ case.within
     np.testing.assert_allclose(found, numeric, atol=1e-7 * np.abs(numeric).max())
 
@@ -35,16 +35,16 @@ def test_product_is_the_differential_of_the_slope(kind, deficient):
 @pytest.mark.parametrize("kind", KINDS)
 def test_coordinates_keep_lengths_and_come_back(kind):
     case = Case(kind)
-    hessian = case.hessian(pair_model, case.point(case.away()))
+    hessian = case.hessian(hessian_cca, case.point(case.away()))
     v = case.random(4)
-    entered = pair_model.enter(kind, hessian, tf.constant(v))
+    entered = hessian_cca.enter(kind, hessian, tf.constant(v))
     np.testing.assert_allclose(np.linalg.norm(entered), np.linalg.norm(v), rtol=1e-12)
-    np.testing.assert_allclose(pair_model.leave(kind, hessian, entered), v, atol=1e-12)
+    np.testing.assert_allclose(hessian_cca.leave(kind, hessian, entered), v, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_product_and_preconditioner_are_symmetric_and_positive_at_a_minimiser(kind):
-    check_symmetric_and_positive(pair_model, kind)
+    check_symmetric_and_positive(hessian_cca, kind)
 
 
 @pytest.mark.parametrize("deficient", [False, True])
@@ -53,42 +53,14 @@ def test_preconditioner_is_the_inverse_of_the_two_metrics(kind, deficient):
     """Away from a minimiser too: the first k rows without, the others with t Gam' made positive."""
     case = Case(kind, deficient_rows(40, kind.sizes) if deficient else None, lam=0.1)
     point = case.point(case.away())
-    hessian = case.hessian(pair_model, point)
+    hessian = case.hessian(hessian_cca, point)
     q, k = point.spectrum.rotation.numpy(), kind.num_components
     shared, other = (q.T @ matrix @ q for matrix in inverses(case, point))
     r = np.random.default_rng(5).normal(size=case.root.shape)
-    found = pair_model.precondition(kind, hessian, tf.constant(r))
+    found = hessian_cca.precondition(kind, hessian, tf.constant(r))
     atol = 1e-9 * np.abs(shared).max()
     np.testing.assert_allclose(found, np.r_[r[:k] @ shared, r[k:] @ other], atol=atol)
-    assert np.linalg.eigvalsh(case.matrix(pair_model.precondition, hessian))[0] > 0.0
-
-
-def test_ridge_is_left_out_of_a_step_only_where_it_is_small():
-    kind = CCA((4, 4), 4)
-    for epsilon, matters in ((1e-7, False), (0.1, True)):
-        case = Case(kind, epsilon=epsilon)
-        hessian = case.hessian(pair_model, case.point(case.root))
-        assert bool(hessian.exact) is matters
-        v = tf.constant(np.random.default_rng(2).normal(size=(8, 8)))
-        exact, quick = (pair_model.product(kind, hessian, v, e) for e in (True, None))
-        assert np.abs(exact - quick).max() <= (0.0 if matters else 1e-3) * np.abs(exact).max()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_product_from_that_with_the_matrix_of_the_preconditioner(kind):
-    """H v from v P, where P^-1 is the preconditioner; columns in odd units take the long way."""
-    for unit, recurs in ((1.0, True), (1e-4, False)):
-        x = shared_views(40, kind.sizes, 7)
-        x[:, 0] *= unit
-        case = Case(kind, x, lam=0.1, epsilon=1e-12)
-        hessian = case.hessian(pair_model, case.point(case.root))
-        assert bool(hessian.recurs) is recurs
-        inverse = case.matrix(pair_model.precondition, hessian)
-        v = case.random(5)
-        through = np.linalg.solve(inverse, v.ravel()).reshape(v.shape)
-        wanted = pair_model.product(kind, hessian, tf.constant(v)).numpy()
-        found = pair_model.product(kind, hessian, tf.constant(v), True, tf.constant(through))
-        np.testing.assert_allclose(found, wanted, atol=1e-7 * np.abs(wanted).max())
+    assert np.linalg.eigvalsh(case.matrix(hessian_cca.precondition, hessian))[0] > 0.0
 
 
 def test_decompositions_in_float32_serve_a_step():
@@ -97,7 +69,7 @@ def test_decompositions_in_float32_serve_a_step():
     point = case.point(case.away())
     change = case.random(3)
     exact, single = (
-        hessian_times(case, pair_model, point, case.hessian(pair_model, point, wide), change)
+        hessian_times(case, hessian_cca, point, case.hessian(hessian_cca, point, wide), change)
         for wide in (False, True)
     )
     error = np.abs(single - exact).max() / np.abs(exact).max()
@@ -114,7 +86,7 @@ def test_retraction_stays_where_the_views_have_one_column_space():
     case = Case(CCA((3, 3), 3), x, epsilon=0.0, lam=1e8)  # L alone counts
     point = case.point(case.root)
     np.testing.assert_allclose(point.spectrum.values, [1, 1, 1, -1, -1, -1], atol=1e-12)
-    hessian = case.hessian(pair_model, point)
+    hessian = case.hessian(hessian_cca, point)
     inverse = point.spectrum.inverse.numpy()
     step = np.random.default_rng(6).normal(size=(6, 6))
     step[3:, 3:] = 0.0  # what would take the W v_j off the span of the W u_i
@@ -122,8 +94,8 @@ def test_retraction_stays_where_the_views_have_one_column_space():
     def distance(h, retracted):
         """The sum of 1 - sigma_i, from the sines of the angles between the spans of the views."""
         v = tf.constant(h * step)
-        v = pair_model.retract(case.kind, hessian, v) if retracted else v
-        w = case.root + (pair_model.leave(case.kind, hessian, v) @ inverse)
+        v = hessian_cca.retract(case.kind, hessian, v) if retracted else v
+        w = case.root + (hessian_cca.leave(case.kind, hessian, v) @ inverse)
         left, right = (np.linalg.qr(part)[0] for part in np.split(np.asarray(w), 2, axis=1))
         sines = np.linalg.svd(left - right @ (right.T @ left), compute_uv=False)
         return np.sum(1.0 - np.sqrt(1.0 - sines**2))
@@ -141,10 +113,10 @@ def test_retraction_is_of_second_order_and_small_far_from_one():
     for noise in (0.1, 3.0):
         case = Case(kind, shared_views(200, kind.sizes, noise=noise))
         point = case.point(case.root)
-        hessian = case.hessian(pair_model, point)
+        hessian = case.hessian(hessian_cca, point)
         v = np.random.default_rng(7).normal(size=(6, 6))
         added, twice = (
-            pair_model.retract(kind, hessian, tf.constant(s * v)).numpy() - s * v for s in (1, 2)
+            hessian_cca.retract(kind, hessian, tf.constant(s * v)).numpy() - s * v for s in (1, 2)
         )
         np.testing.assert_allclose(twice, 4 * added, atol=1e-12 * np.abs(v).max())
         np.testing.assert_array_equal(added[:, :3], 0.0)

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from proxnet_tf.layers.multiview.views import Border
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
+from proxnet_tf.ops.multiview.gram import gram_of
 from proxnet_tf.ops.multiview.of_gram import loss_of_gram
 
 
@@ -113,7 +114,8 @@ def gcca_loss(
 def _loss(border: Border, inputs: Any, mask: Any = None, dtype: Any = None) -> tf.Tensor:
     """L of views, a scalar of the dtype of the rows; see `Border.enter`."""
     views = border.enter(inputs, mask, dtype)
-    value = loss_of_gram(views.correlation, border.sample(views), border.epsilon)
+    sample = gram_of(views.rows, views.valid, border.all_reduce)
+    value = loss_of_gram(views.correlation, sample, border.epsilon)
     return tf.cast(value, views.rows.dtype)
 
 

@@ -65,7 +65,7 @@ class Newton(MultiviewSolver):
     >>> import proxnet_tf
     >>> solver = proxnet_tf.solvers.Newton(tolerance=1e-6, jit_compile=False)
     >>> solver
-    Newton(tolerance=1e-06, max_iterations=200, jit_compile=False, device='auto')
+    Newton(tolerance=1e-06, max_iterations=400, jit_compile=False, device='auto')
     >>> proxnet_tf.ProxCCA(10, lam=0.5, solver=solver).solver == solver
     True
 
@@ -120,7 +120,7 @@ def get(identifier: Any) -> MultiviewSolver:
 
     >>> import proxnet_tf
     >>> proxnet_tf.solvers.get("newton")
-    Newton(tolerance=1e-08, max_iterations=200, jit_compile='auto', device='auto')
+    Newton(tolerance=1e-08, max_iterations=400, jit_compile='auto', device='auto')
     """
     if isinstance(identifier, str) and identifier in _BY_NAME:
         return _BY_NAME[identifier]()

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from proxnet_tf.layers.multiview.views import Border, Views
+from proxnet_tf.layers.multiview.views import Border
 from proxnet_tf.ops.multiview.correlation import Correlation
 
 
@@ -67,10 +67,6 @@ class MultiviewLayer(keras.layers.Layer):
     def build(self, input_shape: Any) -> None:
         self.correlation = self.border.correlation_of(input_shape)
         self.built = True
-
-    def enter(self, inputs: Any, mask: Any) -> Views:
-        """The views inside, of the widths that the layer was built for."""
-        return self.border.enter(inputs, mask, self.compute_dtype, built=self.correlation)
 
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         self.border.check(inputs, self.correlation)  # Keras does not run `call` on symbolic inputs

@@ -12,6 +12,7 @@ from proxnet_tf.layers.monitor import Monitor
 from proxnet_tf.layers.multiview.base import MultiviewLayer
 from proxnet_tf.layers.multiview.views import Border
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
+from proxnet_tf.ops.multiview.gram import gram_of
 from proxnet_tf.ops.multiview.of_gram import envelope_of_gram, loss_of_gram
 
 
@@ -51,8 +52,8 @@ class _Penalty(MultiviewLayer):
         self._monitor = Monitor(self, False)
 
     def call(self, inputs: Any, mask: Any = None) -> Any:
-        views = self.enter(inputs, mask)
-        sample = self.border.sample(views)
+        views = self.border.enter(inputs, mask, self.compute_dtype, built=self.correlation)
+        sample = gram_of(views.rows, views.valid, self.border.all_reduce)
         if self.envelope is None:
             value = loss_of_gram(views.correlation, sample, self.epsilon)
         else:

@@ -1,6 +1,5 @@
 """Proximal layers for views of the same thing: ProxCCA and ProxGCCA."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,15 +18,11 @@ from proxnet_tf.checks import (
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.layers.multiview.base import MultiviewLayer
 from proxnet_tf.layers.multiview.views import Border, Views
-from proxnet_tf.ops.linear.report import Report
+from proxnet_tf.ops.linear.once import by_finite_difference
+from proxnet_tf.ops.linear.report import Observer, Report
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
-from proxnet_tf.ops.multiview.gram import Sample, masked
-from proxnet_tf.ops.multiview.of_gram import (
-    Map,
-    by_finite_difference,
-    correlations_of_gram,
-    map_of_gram,
-)
+from proxnet_tf.ops.multiview.gram import Sample, gram_of, masked
+from proxnet_tf.ops.multiview.of_gram import Map, correlations_of_gram, map_of_gram
 
 
 class _MultiviewProx(HasLam, MultiviewLayer):
@@ -103,7 +98,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
             )
 
     def call(self, inputs: Any, training: bool = False, mask: Any = None) -> Any:
-        views = self.enter(inputs, mask)
+        views = self.border.enter(inputs, mask, self.compute_dtype, built=self.correlation)
         frozen = self.inference == "moving" and not self.trainable
         if self.inference == "batch" or (training and not frozen):
             output = self._solve(views, training)
@@ -114,25 +109,13 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         return views.leave(output, self.compute_dtype)
 
     def _solve(self, views: Views, training: bool) -> tf.Tensor:
-        lam, sample = lam_of(self, tf.float64), self.border.sample(views)
-        solve = functools.partial(
-            map_of_gram,
-            views.correlation,
-            lam=lam,
-            epsilon=self.epsilon,
-            settings=self.solver,
-            dtype=views.rows.dtype,
-        )
-        observer = self._monitor.backward(training)
-        found = solve(sample, observer=observer)
-        output = _moved(views, sample, found)
+        lam, observer = lam_of(self, tf.float64), self._monitor.backward(training)
+        output, sample, found = self._moved(views, lam, observer)
         if self.gradient == "finite_difference":
 
             def prox(rows: tf.Tensor) -> tuple[tf.Tensor, Report]:
-                changed = views._replace(rows=rows)
-                sample = self.border.sample(changed)
-                found = solve(sample)
-                return _moved(changed, sample, found), found.report
+                output, _, found = self._moved(views._replace(rows=rows), lam)
+                return output, found.report
 
             output = by_finite_difference(output, prox, views.rows, views.valid, observer)
         if training:
@@ -140,7 +123,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
                 self.add_loss(self.weight * tf.cast(found.envelope, views.rows.dtype))
                 self._monitor.watch("envelope", found.envelope, sample.count)
             if self.inference == "moving":
-                self._move(sample, found)
+                self._update_moving(sample, found)
 
         def given() -> dict[str, Any]:
             rows = masked(views.valid, views.rows)
@@ -155,7 +138,27 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         self._monitor.watch("correlation", found.correlation_after, sample.count)
         return output
 
-    def _move(self, sample: Sample, found: Map) -> None:
+    def _moved(
+        self, views: Views, lam: tf.Tensor, observer: Observer | None = None
+    ) -> tuple[tf.Tensor, Sample, Map]:
+        """P = X + (X - m)(M - I), rows that lack a view unchanged, and what it is made of."""
+        sample = gram_of(views.rows, views.valid, self.border.all_reduce)
+        found = map_of_gram(
+            views.correlation,
+            sample,
+            lam,
+            self.epsilon,
+            self.solver,
+            dtype=views.rows.dtype,
+            observer=observer,
+        )
+        near = masked(views.valid, views.rows - tf.cast(sample.mean, views.rows.dtype))
+        moved = views.rows + tf.matmul(near, tf.cast(found.step, near.dtype))
+        if views.valid is not None:
+            moved = tf.where(views.valid, moved, views.rows)
+        return moved, sample, found
+
+    def _update_moving(self, sample: Sample, found: Map) -> None:
         """Moves the mean and the linear map towards those of a batch that has two rows or more.
 
         The t-th batch counts 1/t as long as that is more than 1 - momentum, so that they begin as
@@ -188,18 +191,12 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         return moved if views.valid is None else tf.where(views.valid, moved, rows)
 
     def _watch(self, views: Views, output: tf.Tensor) -> None:
-        before, count = self._correlation(views)
-        after = before
-        if output is not views.rows:
-            after, _ = self._correlation(views._replace(rows=output))
-        self._monitor.watch("correlation_before", before, count)
-        self._monitor.watch("correlation", after, count)
-
-    def _correlation(self, views: Views) -> tuple[tf.Tensor, tf.Tensor]:
-        """The sum of the top k correlations, and the number of rows."""
-        sample = self.border.sample(views)
-        values = correlations_of_gram(views.correlation, sample, self.epsilon)
-        return tf.reduce_sum(values), sample.count
+        value = None
+        for name, rows in (("correlation_before", views.rows), ("correlation", output)):
+            if value is None or rows is not views.rows:
+                sample = gram_of(rows, views.valid, self.border.all_reduce)
+                value = tf.reduce_sum(correlations_of_gram(views.correlation, sample, self.epsilon))
+            self._monitor.watch(name, value, sample.count)
 
     @property
     def status(self) -> dict[str, float]:
@@ -217,14 +214,6 @@ class _MultiviewProx(HasLam, MultiviewLayer):
             "momentum": self.momentum,
             "monitor": self.monitor,
         }
-
-
-def _moved(views: Views, sample: Sample, found: Map) -> tf.Tensor:
-    """P = X + (X - m)(M - I); rows that lack a view pass unchanged."""
-    rows = views.rows
-    near = masked(views.valid, rows - tf.cast(sample.mean, rows.dtype))
-    moved = rows + tf.matmul(near, tf.cast(found.step, rows.dtype))
-    return moved if views.valid is None else tf.where(views.valid, moved, rows)
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -248,6 +237,15 @@ class ProxCCA(_MultiviewProx):
     rows), or with no more than the rounding of its columns in their own dtype explains, stays as
     it is. The ridge eps and the distance, however, are in the units of the columns.
 
+    A layer that supplies the correlation leaves its encoders no reason to. With `weight` it asks
+    them, too: it adds weight * e(X) to the loss of the model, where
+
+        e(X) = lam/(2n) (||P - X||_F^2 + ||Q - Y||_F^2) - sum_{i<=k} sigma_i(T(P, Q))
+
+    is the value of its own problem, the Moreau envelope. Its gradient, lam/n (X - P), comes from the
+    same solve. As lam grows e nears minus the correlation of the inputs; a small lam bounds what it
+    can ask for.
+
     With fewer than two rows, or all rows equal, the output is the input. Where
     sigma_k = sigma_{k+1} the map is not differentiable and the gradient ignores the tie. A second
     derivative raises `NotImplementedError`. A batch with a value that is not finite comes out as
@@ -270,6 +268,8 @@ class ProxCCA(_MultiviewProx):
             weight `layer.lam`, read at every call: drive it with `LambdaSchedule` or
             `layer.lam.assign(...)`, and keep it > 0. Large values leave the views alone, small
             ones move them far.
+        weight: factor >= 0 of the envelope (see above) in the loss of the model, in training; 0 by
+            default, which is the paper's layer.
         epsilon: ridge eps >= 0 on each view's covariance; 1e-4 by default.
         solver: "newton" (default), "lbfgs", or a value of `proxnet_tf.solvers` with its tolerance,
             its bound on the iterations, its device and whether XLA compiles it.
@@ -279,14 +279,15 @@ class ProxCCA(_MultiviewProx):
             linear map of the training batches, example by example. As with BatchNormalization, a
             layer with inference="moving" and `trainable=False` does that in training too, and its
             moving mean and map stay as they are.
-        momentum: of the moving mean and map, in [0, 1); 0.99 by default.
-        monitor: True, or a prefix such as "left" for a model with several monitored layers, to
-            report metrics: `correlation_before` and `correlation`, the sum of the k correlations
-            of what comes in and what goes out (means over the epoch's batches), and, in training,
-            whether the map and its gradient were solved: `residual`, `unsolved`, `iterations`,
-            `backward_residual`, `backward_unsolved` (the worst residual, the share that missed the
-            tolerance). False by default; `layer.status` then has those of the last eager call. A
-            monitored layer takes its decompositions into an exported model: export without.
+        momentum: of the moving mean and map, in [0, 1); 0.99 by default. They begin as the mean over
+            the batches, as long as a batch counts more in it than 1 - momentum.
+        monitor: True for the metrics `correlation_before` and `correlation`, the sum of the k
+            correlations of what comes in and what goes out (means over the rows of the epoch),
+            `unsolved`, the share of maps and gradients that missed the tolerance, and with a weight
+            `envelope`. "all" adds `residual`, `iterations` and `backward_residual`. Another string,
+            such as "left", is the prefix of the names that several monitored layers of one model
+            need. False by default; `layer.status` then tells of the last eager call. A monitored
+            layer takes its decompositions into an exported model: export without.
         split: (d1, d2) when the views come side by side in one tensor; halves by default.
         nan_is_missing: whether a NaN marks its view as missing in that row, as a mask does; False
             by default.

@@ -10,7 +10,6 @@ import tensorflow as tf
 from proxnet_tf.checks import at_least_float32, check_bool, check_integer, check_number
 from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.multiview.correlation import CCA, Correlation
-from proxnet_tf.ops.multiview.gram import Sample, gram_of
 
 
 class Views(NamedTuple):
@@ -222,10 +221,6 @@ class Border:
         x = tf.concat(joined, axis=-1) if len(joined) > 1 else joined[0]
         rows = tf.reshape(x, [-1, correlation.width])
         return Views(rows, self._valid(parts, mask), correlation, parts, inputs)
-
-    def sample(self, views: Views) -> Sample:
-        """What the mathematics needs to know of views inside, see `gram_of`."""
-        return gram_of(views.rows, views.valid, self.all_reduce)
 
     def all_reduce(self, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Sums over the replicas if they count together; the same tensors otherwise."""

@@ -91,7 +91,6 @@ def solve_hessian(
     point: Point,
     rhs: tf.Tensor,
     tolerance: tf.Tensor,
-    *,
     jit: bool,
 ) -> tuple[tf.Tensor, Report]:
     """U with H U = `rhs` at the solution, `[D, D]`, by conjugate gradients.

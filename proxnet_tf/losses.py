@@ -114,6 +114,7 @@ def gcca_loss(
 def _loss(border: Border, inputs: Any, mask: Any = None, dtype: Any = None) -> tf.Tensor:
     """L of views, a scalar of the dtype of the rows; see `Border.enter`."""
     views = border.enter(inputs, mask, dtype)
+    border.warn_of_few_rows(views)
     sample = gram_of(views.rows, views.valid, border.all_reduce)
     value = loss_of_gram(views.correlation, sample, border.epsilon)
     return tf.cast(value, views.rows.dtype)

@@ -1,6 +1,6 @@
 """What the metrics of two views cost.
 
-python examples/benchmarks/multiview.py
+python examples/benchmarks/metrics.py
 """
 
 import argparse

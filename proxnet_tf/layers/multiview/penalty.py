@@ -53,6 +53,7 @@ class _Penalty(MultiviewLayer):
 
     def call(self, inputs: Any, mask: Any = None) -> Any:
         views = self.border.enter(inputs, mask, self.compute_dtype, built=self.correlation)
+        self.border.warn_of_few_rows(views)
         sample = gram_of(views.rows, views.valid, self.border.all_reduce)
         if self.envelope is None:
             value = loss_of_gram(views.correlation, sample, self.epsilon)

@@ -119,6 +119,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
 
             output = by_finite_difference(output, prox, views.rows, views.valid, observer)
         if training:
+            self.border.warn_of_few_rows(views)
             if self.weight:
                 self.add_loss(self.weight * tf.cast(found.envelope, views.rows.dtype))
                 self._monitor.watch("envelope", found.envelope, sample.count)

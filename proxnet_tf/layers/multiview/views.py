@@ -1,6 +1,7 @@
 """The border between views as a user passes them and rows as the mathematics wants them."""
 
 import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -116,6 +117,7 @@ class Border:
         self.split = _check_split(split)
         self.nan_is_missing = check_bool("nan_is_missing", nan_is_missing)
         self.synchronized = check_bool("synchronized", synchronized)
+        self._warned = False
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that the owner's configuration holds."""
@@ -221,6 +223,22 @@ class Border:
         x = tf.concat(joined, axis=-1) if len(joined) > 1 else joined[0]
         rows = tf.reshape(x, [-1, correlation.width])
         return Views(rows, self._valid(parts, mask), correlation, parts, inputs)
+
+    def warn_of_few_rows(self, views: Views) -> None:
+        """Warns once where a batch has so few rows that any views correlate."""
+        rows, width = views.rows.shape[0], views.correlation.width
+        replica = tf.distribute.get_replica_context()
+        if rows and self.synchronized and replica is not None:
+            rows *= replica.num_replicas_in_sync
+        if self._warned or rows is None or not 1 < rows <= width:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{self.owner} correlates views of {width} columns together in a batch of {rows} rows. "
+            f"With fewer than {width + 2} rows even independent views have correlations near one: "
+            "take larger batches or narrower codes. (Said once.)",
+            stacklevel=3,
+        )
 
     def all_reduce(self, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Sums over the replicas if they count together; the same tensors otherwise."""

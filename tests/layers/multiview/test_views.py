@@ -1,6 +1,7 @@
 """What comes over the border, for every owner of one."""
 
 import collections
+import warnings
 
 import keras
 import numpy as np
@@ -214,3 +215,31 @@ def test_masks_that_keras_attached_are_found():
     assert not np.any(border.enter(views).valid)
     valid = border.enter(views, mask=[None, np.ones((2, 3))]).valid
     np.testing.assert_array_equal(valid[:, 0], [False, True, True, True, True, True])
+
+
+def test_a_batch_in_which_any_views_correlate_warns_once():
+    """d1 + d2 = 7: from 8 rows on (n - 1 >= d1 + d2) nothing is said."""
+    message = "of 7 columns together in a batch of 7 rows.*independent views"
+    makers = [
+        (lambda: CCA.layer(), dict(training=True)),
+        (lambda: CCARegularizer(num_components=2), {}),
+        (lambda: CCARegularizer(num_components=2, envelope=1.0), {}),
+    ]
+    for make, call in makers:
+        layer = make()
+        with pytest.warns(UserWarning, match=message):
+            layer(CCA.views(7), **call)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            layer(CCA.views(7), **call)  # said once
+            make()(CCA.views(8), **call)
+            make()(CCA.views(1), **call)  # no correlation at all
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CCA.layer()(CCA.views(7))  # nothing is correlated
+    loss = CCALoss(2)
+    with pytest.warns(UserWarning, match=message):
+        loss(None, CCA.views(7))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss(None, CCA.views(7))

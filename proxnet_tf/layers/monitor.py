@@ -176,9 +176,9 @@ class Monitor:
     def _check_alone(self) -> None:
         """Raises a `ValueError` where another layer in this graph has metrics of these names."""
         graph = tf.compat.v1.get_default_graph()
-        if not self.metrics or tf.executing_eagerly():
+        if not self.metrics or not graph.building_function:
             return
-        while getattr(graph, "outer_graph", None) is not None:
+        while graph.outer_graph.building_function:  # that of the whole step
             graph = graph.outer_graph
         name = self.metrics["unsolved"].name
         other = _OWNERS.setdefault(graph, {}).setdefault(name, self)

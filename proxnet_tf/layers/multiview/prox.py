@@ -221,80 +221,54 @@ class _MultiviewProx(HasLam, MultiviewLayer):
 class ProxCCA(_MultiviewProx):
     """Moves the features of two views towards high canonical correlation (ProxNet).
 
-    In training the layer returns, for the rows of the mini-batch,
+    A view is one of several descriptions of the same examples: row i of each view is example i. In
+    training the layer returns, for the rows of the mini-batch,
 
         P, Q = argmin  lam/(2n) (||P - X||_F^2 + ||Q - Y||_F^2) - sum_{i<=k} sigma_i(T(P, Q)),
 
     with T = (P^T P + eps I)^(-1/2) P^T Q (Q^T Q + eps I)^(-1/2) of the centred views, P^T P and
     so on divided by n - 1: equation (8) of the paper. At test time it does what `inference` says.
-    It has no trainable weights. The gradient is exact: one linear system with D x D unknowns, D
-    the number of columns of both views. The solver never iterates over the batch.
-
-    The problem is not convex: the layer returns the minimiser that descent from the inputs
-    reaches, a deterministic function of the batch. Each view stays in its own row space, so
-    constant columns come out unchanged and duplicated columns stay equal. What counts as rounding
-    does not depend on the units of a column: each column is scaled to variance one first, and a
-    direction of a view with at most 1e-10 of that (1e-6 in batches of more than 4,096 float32
-    rows), or with no more than the rounding of its columns in their own dtype explains, stays as
-    it is. The ridge eps and the distance, however, are in the units of the columns.
+    It has no trainable weights. The cost of the solve does not depend on the batch: it has D x D
+    unknowns, D the number of columns of both views. The gradient is exact.
 
     A layer that supplies the correlation leaves its encoders no reason to. With `weight` it asks
-    them, too: it adds weight * e(X) to the loss of the model, where
+    them, too: it adds weight * e(X, Y) to the loss of the model, where the envelope
 
-        e(X) = lam/(2n) (||P - X||_F^2 + ||Q - Y||_F^2) - sum_{i<=k} sigma_i(T(P, Q))
+        e(X, Y) = lam/(2n) (||P - X||_F^2 + ||Q - Y||_F^2) - sum_{i<=k} sigma_i(T(P, Q))
 
-    is the value of its own problem, the Moreau envelope. Its gradient, lam/n (X - P), comes from the
-    same solve. As lam grows e nears minus the correlation of the inputs; a small lam bounds what it
-    can ask for.
-
-    With fewer than two rows, or all rows equal, the output is the input. Where
-    sigma_k = sigma_{k+1} the map is not differentiable and the gradient ignores the tie. A second
-    derivative raises `NotImplementedError`. A batch with a value that is not finite comes out as
-    NaN.
-
-    The first call of a program with views of new widths, another k or another dtype traces and
-    compiles the solver: a few seconds, more for wide views or on a busy machine. Later calls, and
-    other layers of the same widths and k, do not. With solver=Newton(jit_compile=False) the first
-    call is shorter and later ones are slower.
-
-    Keras compiles no model with this layer as a whole: `supports_jit` is False, and
-    `compile(jit_compile=True)` warns and goes on without, because the decompositions of D x D
-    matrices have slow and less exact XLA kernels. The solver compiles its products itself, which
-    is faster. A step of your own in `tf.function(jit_compile=True)` may contain the layer.
+    is the value of its own problem. Its gradient with respect to X, lam/n (X - P), comes from the
+    same solve. As lam grows, e nears minus the correlation of the inputs. A small lam bounds the
+    gradient.
 
     Args:
         num_components: k, number of canonical correlations, 1 <= k <= min(d1, d2); None (the
             default) is min(d1, d2).
-        lam: weight of the displacement, > 0; 1 by default. It is kept as the scalar non-trainable
-            weight `layer.lam`, read at every call: drive it with `LambdaSchedule` or
-            `layer.lam.assign(...)`, and keep it > 0. Large values leave the views alone, small
-            ones move them far.
-        weight: factor >= 0 of the envelope (see above) in the loss of the model, in training; 0 by
-            default, which is the paper's layer.
+        lam: weight of the displacement, > 0; 1 by default. Large values leave the views alone,
+            small ones move them far. It is the non-trainable weight `layer.lam`, read at every
+            call: drive it with `LambdaSchedule`, or `layer.lam = 0.5`.
+        weight: factor >= 0 of the envelope in the loss of the model, in training; 0 by default,
+            which is the paper's layer.
         epsilon: ridge eps >= 0 on each view's covariance; 1e-4 by default.
-        solver: "newton" (default), "lbfgs", or a value of `proxnet_tf.solvers` with its tolerance,
-            its bound on the iterations, its device and whether XLA compiles it.
+        solver: "newton" (default), "lbfgs", or a value of `proxnet_tf.solvers`.
         gradient: "implicit" (default, exact) or "finite_difference" (the paper's, after Domke).
         inference: what `training=False` does. "identity" (default, as in the paper): views pass
             unchanged; "batch": solve on the batch; "moving": apply the moving mean and moving
             linear map of the training batches, example by example. As with BatchNormalization, a
-            layer with inference="moving" and `trainable=False` does that in training too, and its
-            moving mean and map stay as they are.
-        momentum: of the moving mean and map, in [0, 1); 0.99 by default. They begin as the mean over
-            the batches, as long as a batch counts more in it than 1 - momentum.
-        monitor: True for the metrics `correlation_before` and `correlation`, the sum of the k
-            correlations of what comes in and what goes out (means over the rows of the epoch),
-            `unsolved`, the share of maps and gradients that missed the tolerance, and with a weight
-            `envelope`. "all" adds `residual`, `iterations` and `backward_residual`. Another string,
-            such as "left", is the prefix of the names that several monitored layers of one model
-            need. False by default; `layer.status` then tells of the last eager call. A monitored
-            layer takes its decompositions into an exported model: export without.
+            layer with inference="moving" and `trainable=False` does that in training too.
+        momentum: of the moving mean and map, in [0, 1); 0.99 by default. They are the mean over
+            the batches so far as long as a batch counts more in it than 1 - momentum.
+        monitor: True for the metrics `correlation_before` and `correlation` (the sum of the k
+            correlations of what comes in and goes out, a mean over the rows of the epoch),
+            `unsolved` (the share of maps and gradients that missed the tolerance) and, with a
+            weight, `envelope`. "all" adds `residual`, `iterations` and `backward_residual`.
+            Another string is a prefix for these names, which several monitored layers of one
+            model need. False by default; `layer.status` then tells of the last eager call.
         split: (d1, d2) when the views come side by side in one tensor; halves by default.
         nan_is_missing: whether a NaN marks its view as missing in that row, as a mask does; False
             by default.
         synchronized: under a `tf.distribute` strategy, whether to solve for the rows of all
-            replicas together (exactly as one device would; n, sums and D x D matrices travel)
-            or, by default, for those of each replica. Needs gradient="implicit".
+            replicas together, exactly as one device would, or (default) for those of each
+            replica. Needs gradient="implicit".
         **kwargs: of `keras.layers.Layer`.
 
     Call arguments:
@@ -325,6 +299,24 @@ class ProxCCA(_MultiviewProx):
     True
 
     Reference: Li, Ma, Zhang, Proximal Mapping for Deep Regularization (2020), section 5.
+
+    Notes:
+        The problem is not convex: the layer returns the minimiser that descent from the inputs
+        reaches, a deterministic function of the batch. Where sigma_k = sigma_{k+1} the map is not
+        differentiable and the gradient ignores the tie. First derivatives only. With fewer than
+        two rows, or all rows equal, the output is the input. A batch with a value that is not
+        finite comes out as NaN.
+
+        Each view stays in its own row space: constant columns come out unchanged, duplicated ones
+        stay equal. A direction of a view counts as rounding, and stays, if its variance is at most
+        1e-10 (1e-6 for more than 4,096 float32 rows) with each column scaled to variance one, or
+        if the rounding of its columns explains it. The ridge and the distance are in the units of
+        the columns.
+
+        The first call for views of new widths, another k or another dtype compiles the solver,
+        which takes some seconds. `supports_jit` is False: Keras does not compile a model with this
+        layer as a whole, because decompositions have slow and less exact XLA kernels. A monitored
+        layer takes its decompositions into an exported model: export without a monitor.
     """
 
     _kind = CCA

@@ -235,7 +235,7 @@ class Border:
         self._warned = True
         warnings.warn(
             f"{self.owner} correlates views of {width} columns together in a batch of {rows} rows. "
-            f"With fewer than {width + 2} rows even independent views have correlations near one: "
+            f"With fewer than {width + 1} rows even independent views have correlations near one: "
             "take larger batches or narrower codes. (Said once.)",
             stacklevel=3,
         )

@@ -101,8 +101,9 @@ def test_only_training_adds_it(kind):
 def test_a_schedule_moves_the_map_and_its_envelope(kind):
     x = kind.joined(24)
     layer = kind.layer(lam=9.0, weight=WEIGHT, split=kind.sizes, monitor=True)
-    model = keras.Sequential([keras.Input((x.shape[1],)), layer])
-    model.compile("sgd", keras.losses.MeanSquaredError())
+    still = keras.layers.Dense(x.shape[1], kernel_initializer="identity")
+    model = keras.Sequential([keras.Input((x.shape[1],)), layer, still])
+    model.compile(keras.optimizers.SGD(0.0), "mse")
     schedule = LambdaSchedule(lambda epoch: 0.5 + 1.5 * epoch)
     logs = model.fit(x, x, batch_size=24, epochs=2, callbacks=[schedule], verbose=0).history
     for epoch, lam in enumerate((0.5, 2.0)):

@@ -53,21 +53,23 @@ class Halves(keras.layers.Layer):
         else:
             outputs = half(inputs)
         self.solves.forward(report_of(inputs))
-        self.solves.watch("mean_input", tf.reduce_mean(inputs))
+        self.solves.watch(
+            "mean_input", tf.reduce_mean(inputs), tf.cast(tf.shape(inputs)[0], tf.float32)
+        )
         return outputs
 
     def get_config(self):
         return {**super().get_config(), "monitor": self.monitor, "steps": self.steps}
 
 
-@pytest.mark.parametrize("value", [True, False, "left"])
+@pytest.mark.parametrize("value", [True, False, "all", "left"])
 def test_allowed_values(value):
     assert check_monitor(value) is value
 
 
 @pytest.mark.parametrize("value", ["", None, 1, ["left"], 0.5])
 def test_refused_values(value):
-    with pytest.raises(ValueError, match=r"`monitor` must be True, False or a string"):
+    with pytest.raises(ValueError, match=r"`monitor` must be True, False, 'all' or a string"):
         check_monitor(value)
 
 
@@ -100,7 +102,7 @@ def test_worst_in_a_graph():
 
 
 def test_values_over_calls():
-    layer = Halves(monitor=True)
+    layer = Halves(monitor="all")
     layer.solves.forward(report([0.05, 0.5]))
     layer.solves.forward(report([0.2, 0.02], iterations=7))
     status = layer.solves.status
@@ -117,7 +119,7 @@ def test_status_of_a_worker_waits_for_no_other(monkeypatch):
     """Keras reads it when one of several workers saves the model."""
     strategy = MultiWorkerStrategy()
     with strategy.scope():
-        layer = Halves(monitor=True)
+        layer = Halves(monitor="all")
     strategy.run(layer.solves.forward, args=(report([0.05, 0.5]),))
     monkeypatch.setattr(strategy, "reduce", None)  # it would wait
     assert layer.solves.status["residual"] == 0.5
@@ -125,17 +127,17 @@ def test_status_of_a_worker_waits_for_no_other(monkeypatch):
 
 
 def test_what_does_not_count():
-    layer = Halves(monitor=True)
+    layer = Halves(monitor="all")
     valid = tf.constant([True, False, True, True])
     layer.solves.forward(report([0.5, 0.0, 0.0, 0.0]), valid)
     assert layer.solves.status["unsolved"] == pytest.approx(1 / 3)
     layer.solves.backward()(report([0.5, 0.0, 0.3, 0.0]), valid)
-    assert layer.solves.status["backward_unsolved"] == pytest.approx(2 / 3)
+    assert layer.solves.status["unsolved"] == pytest.approx(3 / 6)
     assert layer.solves.status["backward_residual"] == 0.5
 
 
 def test_a_closed_form_is_solved():
-    layer = Halves(monitor=True)
+    layer = Halves(monitor="all")
     layer.solves.forward(exact(tf.constant(1.0, tf.float64)))
     status = layer.solves.status
     assert (status["residual"], status["unsolved"], status["iterations"]) == (0.0, 0.0, 0.0)
@@ -147,23 +149,25 @@ FIT = {
     "iterations": 2.0,
     # dy of the mean over 2 examples of (x/2 - 0)^2: x_i0 / 2
     "backward_residual": 0.25,
-    "backward_unsolved": 0.5,
     "mean_input": 0.28,
 }
+WANTED = ("unsolved", "mean_input")  # of monitor=True and of a prefix
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("prefix", ["", "left_"])
-def test_fit_logs_both_passes(prefix, jit_compile):
-    layer = Halves(monitor=prefix[:-1] or True)
+@pytest.mark.parametrize("monitor", [True, "all", "left"])
+def test_fit_logs_both_passes(monitor, jit_compile):
+    layer = Halves(monitor=monitor)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False), layer])
     model.layers[0].set_weights([np.ones((1, 1))])
     model.compile("sgd", "mse", jit_compile=jit_compile)
     x = np.array([[0.5], [0.06]], "float32")
     logs = model.fit(x, np.zeros((2, 1)), verbose=0).history
-    assert {name: logs[prefix + name][0] for name in FIT} == pytest.approx(FIT)
-    assert layer.solves.status == pytest.approx(FIT)
-    assert set(logs) == {"loss", *(prefix + name for name in FIT)}
+    prefix = "left_" if monitor == "left" else ""
+    expected = {name: FIT[name] for name in (FIT if monitor == "all" else WANTED)}
+    assert {name: logs[prefix + name][0] for name in expected} == pytest.approx(expected)
+    assert layer.solves.status == pytest.approx(expected)
+    assert set(logs) == {"loss", *(prefix + name for name in expected)}
 
 
 def test_two_prefixes_in_one_model():
@@ -174,25 +178,25 @@ def test_two_prefixes_in_one_model():
     model.compile("sgd", "mse")
     logs = model.fit(np.ones((4, 1)), np.zeros((4, 1)), verbose=0).history
     for prefix in ("left_", "right_"):
-        assert {prefix + name for name in FIT} <= set(logs)
+        assert {prefix + name for name in WANTED} <= set(logs)
     assert [v.path for v in model.weights] and len(model.weights) == 4  # metrics are no weights
 
 
 def test_backward_in_a_loop():
     """Three times in one gradient: dy, dy/2, dy/4."""
-    layer = Halves(monitor=True, steps=3)
+    layer = Halves(monitor="all", steps=3)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False), layer])
     model.layers[0].set_weights([np.ones((1, 1))])
     model.compile("sgd", "mse")
     model.fit(np.array([[4.0], [0.8]]), np.zeros((2, 1)), verbose=0)
-    # outputs 0.5 and 0.1, so dy = 0.5 and 0.1; |dy| > 0.1 in 0.5, 0.25, 0.125 of six
+    # Maps of 4 and 0.8 are unsolved. dy = 0.5 and 0.1; |dy| > 0.1 in 0.5, 0.25, 0.125 of six.
     status = layer.solves.status
     assert status["backward_residual"] == pytest.approx(0.5)
-    assert status["backward_unsolved"] == pytest.approx(0.5)
+    assert status["unsolved"] == pytest.approx((2 + 3) / (2 + 6))
 
 
 def test_metrics_see_the_gradient_in_training_only():
-    layer = Halves(monitor=True)
+    layer = Halves(monitor="all")
     x = tf.constant([[0.5]])
     for training in (False, True):
         with tf.GradientTape() as tape:
@@ -251,7 +255,7 @@ REPLICAS = """
     from tests.layers.test_monitor import Halves
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
-        layer = Halves(monitor=True)
+        layer = Halves(monitor="all")
         model = keras.Sequential([keras.Input((1,)), layer])
         model.compile("sgd", "mse")
     for worst in (0, 3):  # on the first replica, on the second
@@ -277,7 +281,7 @@ REPLICAS = """
         tf.function(lambda v: strategy.run(gradient, (v,)))(split)
         status = layer.solves.status
         assert status["backward_residual"] == 1.0, status
-        assert abs(status["backward_unsolved"] - 1.0) < 1e-6, status
+        assert abs(status["unsolved"] - 1.0) < 1e-6, status
     print("all right")
 """
 

@@ -175,11 +175,9 @@ def test_imports_go_down_or_sideways(path):
             if other_floor == floor and other_wing is not None and not shows:
                 assert other_wing == wing, f"{name} imports {other} from another wing"
             assert other.split(".")[1] != "datasets" or name.startswith("proxnet_tf.datasets")
-            if name.startswith("proxnet_tf.datasets"):
-                assert other.startswith("proxnet_tf.datasets"), f"{name} imports {other}"
             own = name.startswith("proxnet_tf.tuning")
             assert own or other.split(".")[1] != "tuning", f"{name} imports {other}"
-        elif not name.startswith("proxnet_tf.datasets"):
+        else:
             allowed = ALLOWED[floor] | set(sys.stdlib_module_names)
             assert root in allowed, f"{name} imports {other}"
         if root == "keras_tuner":

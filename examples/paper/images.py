@@ -4,8 +4,7 @@ import keras
 import tensorflow as tf
 from glyphs import glyph_pairs
 from keras import layers
-
-from proxnet_tf.datasets import load_sketchy, load_sketchy_pickle, split_pairs
+from readers.sketchy import load_sketchy, load_sketchy_pickle, split_pairs
 
 BATCH = 100
 COMPONENTS = 20

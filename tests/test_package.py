@@ -157,7 +157,7 @@ def test_home():
     assert home("proxnet_tf.layers.monitor.Monitor") == (2, None)
     assert home("proxnet_tf.layers.recurrent.lstm") == (2, "recurrent")
     assert home("proxnet_tf.losses.CCALoss") == (2, "multiview")
-    assert home("proxnet_tf.checks.lam_of") == (2, None)
+    assert home("proxnet_tf.checks.HasLam") == (2, None)
     assert home("proxnet_tf.models.base") == home("proxnet_tf.tuning") == (3, None)
 
 

@@ -78,7 +78,7 @@ def load_sketchy(path, num_classes=125, *, pairs_per_class=100, size=128, seed=0
     Reference: Sangkloy, Burnell, Ham, Hays, "The Sketchy database: learning to retrieve badly
     drawn bunnies", SIGGRAPH 2016, https://sketchy.eye.gatech.edu.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([seed, 1])  # `split_pairs` draws by the seed itself
     with folder_of(path, "photo", SOURCE) as root:
         folders = [_class_folders(root / kind) for kind in ("photo", "sketch")]
         unpaired = sorted(set(folders[0]) ^ set(folders[1]))

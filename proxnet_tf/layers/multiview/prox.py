@@ -7,15 +7,7 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf import solvers
-from proxnet_tf.checks import (
-    HasLam,
-    add_lam,
-    at_least_float32,
-    check_choice,
-    check_number,
-    lam_of,
-    nan_without,
-)
+from proxnet_tf.checks import HasLam, at_least_float32, check_choice, check_number
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.layers.multiview.base import MultiviewLayer
 from proxnet_tf.layers.multiview.border import Border
@@ -59,7 +51,6 @@ class _MultiviewProx(HasLam, MultiviewLayer):
             missing=missing,
         )
         super().__init__(border, **kwargs)
-        self.initial_lam = check_number("lam", lam, above=0.0)
         self.solver = solvers.get(solver)
         self.gradient = check_choice("gradient", gradient, ("implicit", "finite_difference"))
         for given, option in ((synchronized, "synchronized=True"), (missing, "missing='pairwise'")):
@@ -72,8 +63,13 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         if self.momentum >= 1.0:
             raise ValueError(f"`momentum` must be in [0, 1). Received: momentum={momentum!r}")
         self.monitor = check_monitor(monitor)
-        self.lam = add_lam(self, self.initial_lam)
-        self._monitor = Monitor(self, self.monitor, ("correlation_before", "correlation"))
+        self.add_lam(lam)
+        self._monitor = Monitor(
+            self,
+            self.monitor,
+            ("correlation_before", "correlation"),
+            advice="Raise `epsilon` or `lam`, or give `solver` more iterations.",
+        )
 
     def build(self, input_shape: Any) -> None:
         self.border.fixed = self.border.correlation_of(input_shape)
@@ -111,7 +107,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         return views.leave(output, self.compute_dtype)
 
     def _solve(self, views: Views, training: bool) -> tf.Tensor:
-        lam = lam_of(self, tf.float64)
+        lam = self.lam_in(tf.float64)
         moving = training and self.inference == "moving"
         present = views.present
         if present is None and moving and self.missing == "pairwise":  # for the regression
@@ -138,7 +134,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         self._monitor.forward(found.report, None, given)
         self._monitor.watch("correlation_before", found.correlation_before)
         self._monitor.watch("correlation", found.correlation_after)
-        return nan_without(lam, found.output)
+        return self.nan_without(lam, found.output)
 
     def _move(self, views: Views, present: tf.Tensor | None, lam: tf.Tensor, found: Any) -> None:
         """Moves the mean and the linear maps towards those of a batch, unless it has no rows.
@@ -156,7 +152,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         if present is not None:
             values.append((self.moving_regression, found.regression))
         for weight, value in values:
-            value = tf.cast(nan_without(lam, value), weight.dtype)
+            value = tf.cast(self.nan_without(lam, value), weight.dtype)
             usable = (rows > 0) & tf.reduce_all(tf.math.is_finite(value))
             moved = self.momentum * weight + (1.0 - self.momentum) * value
             if replica is not None and replica.num_replicas_in_sync > 1:

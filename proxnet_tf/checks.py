@@ -139,18 +139,53 @@ def at_least_float32(dtype: str | tf.DType) -> tf.DType:
     return tf.float32 if dtype.size < 4 else dtype
 
 
-class LamWeight(keras.Variable):
-    """The scalar weight `lam` of a layer: non-trainable, at least float32, never autocast.
+class HasLam:
+    """A base of the layers with a weight `lam`: non-trainable, at least float32, never autocast.
 
-    `assign` refuses a value that is not in (0, inf). The path is the path of the layer, as for
-    weights made in `build`, although the weight exists from the layer's constructor on.
-
-    Args:
-        layer: the layer; the weight has to become its attribute `lam`.
-        lam: the first value, in (0, inf).
+    `add_lam` makes it in the constructor, and it is saved with the weights. `layer.lam = 0.1`
+    assigns a value in (0, inf). `lam_in` reads it at every call, so that `LambdaSchedule` drives it
+    between batches.
     """
 
-    def __init__(self, layer: keras.layers.Layer, lam: float):
+    def add_lam(self: Any, lam: float) -> None:
+        """Makes the weight `lam`, and the attribute `initial_lam` of the configuration.
+
+        Args:
+            lam: the first value, in (0, inf).
+        """
+        self.initial_lam = check_number("lam", lam, above=0.0)
+        HasLam.__setattr__(self, "lam", LamWeight(self, self.initial_lam))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        lam = getattr(self, "lam", None) if name == "lam" else None
+        if isinstance(lam, keras.Variable):
+            lam.assign(value)
+        else:
+            super().__setattr__(name, value)
+
+    def lam_in(self: Any, dtype: str | tf.DType) -> tf.Tensor:
+        """The value of `lam` in `dtype`; NaN where it is not in (0, inf).
+
+        A wrong value that a graph has assigned thus shows in the outputs. `nan_without` makes sure
+        of it where an operation may drop NaN.
+        """
+        lam = tf.cast(self.lam, dtype)
+        return tf.where((lam > 0) & tf.math.is_finite(lam), lam, tf.cast(math.nan, lam.dtype))
+
+    @staticmethod
+    def nan_without(lam: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+        """`outputs`, or NaN in their place where `lam`, from `lam_in`, is NaN."""
+        return tf.where(tf.math.is_nan(lam), tf.cast(math.nan, outputs.dtype), outputs)
+
+
+class LamWeight(keras.Variable):
+    """The weight of a `HasLam`.
+
+    Its path is that of the layer, as for weights made in `build`, although the weight exists from
+    the layer's constructor on.
+    """
+
+    def __init__(self, layer: Any, lam: float):
         self._layer = layer
         dtype = at_least_float32(layer.variable_dtype)
         _check_lam(lam, dtype)
@@ -174,56 +209,17 @@ class LamWeight(keras.Variable):
 
         Raises:
             ValueError: another value. A value that is known only when a graph runs cannot raise:
-                the layer then returns NaN, see `lam_of`.
+                the layer then returns NaN, see `HasLam.lam_in`.
         """
         check_real("`lam`", value)
-        known = value
-        if not isinstance(value, numbers.Real | np.ndarray):
-            known = tf.get_static_value(tf.convert_to_tensor(value))
-        if known is not None and np.ndim(known) == 0:
+        known = unwrapped(value)
+        if np.ndim(known) == 0 and not isinstance(known, tf.Tensor | keras.Variable):
             _check_lam(known, tf.as_dtype(self.dtype))
         return super().assign(value)
 
 
 def _check_lam(value: Any, dtype: tf.DType) -> None:
-    """A `ValueError` unless the value, rounded to `dtype`, is in (0, inf)."""
-    check_real("`lam`", value)
-    if np.asarray(value).dtype.kind in "bOSU":  # neither True nor "0.5" is a number
-        check_number("lam", value, above=0.0)
+    """A `ValueError` unless the value, and what it is in `dtype`, are in (0, inf)."""
+    number = check_number("lam", value, above=0.0)
     with np.errstate(over="ignore", under="ignore"):
-        check_number("lam", np.asarray(value).astype(dtype.as_numpy_dtype)[()], above=0.0)
-
-
-def add_lam(layer: keras.layers.Layer, lam: float) -> LamWeight:
-    """The weight `lam` for `layer`, a `HasLam`, which makes it an attribute of that name.
-
-    It is read at every call by `lam_of`, so that `LambdaSchedule` (or `layer.lam = 0.1`) drives it
-    between batches, and it is saved with the weights.
-    """
-    return LamWeight(layer, lam)
-
-
-class HasLam:
-    """A base of the layers that have a weight `lam`: `layer.lam = 0.1` assigns a value to it."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        lam = getattr(self, "lam", None) if name == "lam" else None
-        if isinstance(lam, keras.Variable):
-            lam.assign(value)
-        else:
-            super().__setattr__(name, value)
-
-
-def lam_of(layer: Any, dtype: str | tf.DType) -> tf.Tensor:
-    """The value of `layer.lam` in `dtype`; NaN where it is not in (0, inf).
-
-    A wrong value that a graph has assigned thus shows in the outputs. `nan_without` makes sure of
-    it where an operation may drop NaN.
-    """
-    lam = tf.cast(layer.lam, dtype)
-    return tf.where((lam > 0) & tf.math.is_finite(lam), lam, tf.cast(math.nan, lam.dtype))
-
-
-def nan_without(lam: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """`outputs`, or NaN in their place where `lam` is NaN (see `lam_of`)."""
-    return tf.where(tf.math.is_nan(lam), tf.cast(math.nan, outputs.dtype), outputs)
+        check_number("lam", dtype.as_numpy_dtype(number), above=0.0)

@@ -7,7 +7,7 @@ import pytest
 
 from proxnet_tf import LambdaSchedule, ProxCCA, linear_lambda
 from proxnet_tf.callbacks import lam_variables
-from proxnet_tf.checks import add_lam
+from proxnet_tf.checks import HasLam
 from proxnet_tf.solvers import Newton
 from tests.helpers.data import shared_views
 
@@ -21,12 +21,12 @@ def model_of(*layers):
 
 
 @keras.saving.register_keras_serializable(package="tests")
-class Ridge(keras.layers.Layer):
+class Ridge(HasLam, keras.layers.Layer):
     """The prox of 1/(2 lam) ||x||^2: a layer with `lam` that costs nothing to trace."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
-        self.lam = add_lam(self, 7.0)
+        self.add_lam(7.0)
 
     def call(self, x):
         return x * self.lam / (1.0 + self.lam)

@@ -16,7 +16,7 @@ from proxnet_tf import (
     ProxLSTMCell,
     ProxRNNCell,
 )
-from proxnet_tf.checks import LamWeight, check_integer, lam_of
+from proxnet_tf.checks import LamWeight, check_integer
 from proxnet_tf.solvers import Newton
 
 REFUSED = r"`lam` must be a finite number > 0\. Received: lam="
@@ -171,11 +171,11 @@ def test_what_a_graph_assigns_shows_as_nan(case):
             np.testing.assert_array_equal(weight.numpy(), value)
 
 
-def test_lam_of():
+def test_lam_in():
     layer = Prox("l1", lam=2.0)
-    assert lam_of(layer, "float32").numpy() == 2.0
+    assert layer.lam_in("float32").numpy() == 2.0
     layer.lam.value.assign(-2.0)
-    assert np.isnan(lam_of(layer, tf.float64).numpy())
+    assert np.isnan(layer.lam_in(tf.float64).numpy())
 
 
 @pytest.mark.parametrize("name", LAYERS)

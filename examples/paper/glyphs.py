@@ -15,8 +15,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.path import Path as Outline
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
-
-from proxnet_tf.datasets.sketchy import Pairs
+from readers.sketchy import Pairs
 
 SIZE = 32
 # Alike ones (O and 0, c and C, P and rho) are left out but for one.

@@ -25,9 +25,8 @@ import sys
 import time
 from pathlib import Path
 
+from readers import sequences, sketchy, speech, words
 from report import write
-
-from proxnet_tf.datasets import sequences, sketchy, speech, words
 
 FOLDER = Path(__file__).parent
 PACKAGES = ("tensorflow", "keras", "numpy")

@@ -10,15 +10,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 from padded import WithMask, by_length
+from readers.sequences import load_imdb, load_spoken_arabic_digits, load_uci_har, load_uea
 
 from proxnet_tf import AdversarialModel, ProxLSTM
-from proxnet_tf.datasets import (
-    load_imdb,
-    load_japanese_vowels,
-    load_spoken_arabic_digits,
-    load_uci_har,
-    load_uea,
-)
+from proxnet_tf.datasets import load_japanese_vowels
 from proxnet_tf.models.adversarial import normalize_per_example
 
 PREDICT = 100  # series at a time

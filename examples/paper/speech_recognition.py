@@ -26,9 +26,8 @@ import tensorflow as tf
 from keras.layers import LSTM, Dense
 from methods import NAMES, TWO_STAGES, assemble, lam_callbacks
 from padded import WithMask, by_length
+from readers.speech import cut_utterances, load_articulatory_speech, split_utterances
 from report import learning_curves, markdown, mean_and_spread, positive, write
-
-from proxnet_tf.datasets import cut_utterances, load_articulatory_speech, split_utterances
 
 MODES = {"acoustic": 0, "logit-avg": "average"}  # what predicts
 BLANK = 40

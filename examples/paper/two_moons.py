@@ -16,15 +16,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
+from exact_kernels import invariant_distances, invariant_inner_products
 from report import figure, markdown, positive, write
 from sklearn.datasets import make_moons
 
 from proxnet_tf.layers.kernels.features import ProxKernelFeatures
-from proxnet_tf.ops.kernels import (
-    gradient_flatness,
-    invariant_distances,
-    invariant_inner_products,
-)
+from proxnet_tf.ops.kernels import gradient_flatness
 
 LEFT, RIGHT, INK = "#0072B2", "#D55E00", "#222222"  # Okabe and Ito: safe for colour blindness
 

@@ -24,6 +24,12 @@ import keras
 import numpy as np
 from keras.layers import Concatenate, Dense
 from methods import lam_callbacks
+from readers.words import (
+    build_crosslingual,
+    load_crosslingual,
+    load_similarity_sets,
+    load_word_pairs,
+)
 from report import learning_curves, markdown, mean_and_spread, positive, write
 from scipy.stats import spearmanr
 
@@ -32,12 +38,6 @@ from proxnet_tf import (
     CCARegularizer,
     LinearCCA,
     ProxCCA,
-)
-from proxnet_tf.datasets import (
-    build_crosslingual,
-    load_crosslingual,
-    load_similarity_sets,
-    load_word_pairs,
 )
 from proxnet_tf.solvers import Newton
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.datasets.files import check_integer
+from proxnet_tf.checks import check_bool, check_integer
 
 
 def with_unlabelled(
@@ -31,7 +31,10 @@ def with_unlabelled(
 
     An epoch is a pass through the longer of the two (in batches); the shorter one starts again as
     often as needed. So each row comes at least once in an epoch. Arrays fill up the last batch with
-    rows of their next pass, so that every batch has the same size.
+    rows of their next pass, so that every batch has the same size. A `tf.data.Dataset` whose length
+    is not known, such as one of `filter` or of a generator, is read to its end. One that repeats
+    itself for ever has no epochs, and neither has the result: `fit` needs `steps_per_epoch`, and
+    every epoch goes on where the last one stopped.
 
     Args:
         labelled: `(x, y)` or `(x, y, sample_weight)` of arrays, as for `fit`: x a list of views, or
@@ -42,12 +45,12 @@ def with_unlabelled(
         batch_size: m for arrays, at most all of them; 32 by default. Datasets have their batches.
         unlabelled_batch_size: u for arrays; `batch_size` by default, or 32.
         shuffle: whether arrays are shuffled anew in every pass; True by default.
-        seed: of the shuffling.
+        seed: of the shuffling, integer >= 0; each set is shuffled by draws of its own.
 
     Returns:
         A `tf.data.Dataset` of batches `(x, y, sample_weight)`, lists in x as tuples. Labels of
-        unlabelled rows are zeros. If neither set has a known number of batches, or the known one is
-        infinite, it has no end: give `fit` its `steps_per_epoch`.
+        unlabelled rows are zeros. It has a length where both sets have one. Where one is not known
+        Keras says after the first epoch that the input ran out, as for every such dataset.
 
     The weights are sample weights: take `weighted_metrics=["accuracy"]` in `compile` for metrics of
     the labelled rows (`metrics` count the zeros). Weight classes by the `sample_weight` of
@@ -69,29 +72,47 @@ def with_unlabelled(
     >>> len(data)  # three batches of three unlabelled rows
     3
     """
-    if not isinstance(shuffle, bool | np.bool_):
-        raise ValueError(f"`shuffle` must be True or False. Received: shuffle={shuffle!r}")
+    check_bool("shuffle", shuffle)
+    seeds: Any = (None, None)
     if seed is not None:
-        check_integer("seed", seed, at_least=0)
-    labelled = _weighted(labelled)
-    known, steps = _batches("labelled", labelled, "batch_size", batch_size, shuffle, seed)
-    size = unlabelled_batch_size
-    if size is None and not isinstance(unlabelled, tf.data.Dataset):
-        size = batch_size
+        seeds = np.random.SeedSequence(check_integer("seed", seed, at_least=0)).generate_state(2)
+    known, steps = _batches(
+        "labelled", _weighted(labelled), "batch_size", batch_size, shuffle, seeds[0]
+    )
     spec = known.element_spec
     if not isinstance(spec, tuple) or len(spec) not in (2, 3):
         raise ValueError(
             "`labelled` must be (x, y) or (x, y, sample_weight). Received: " + _described(spec)
         )
+    size = unlabelled_batch_size
+    if size is None and not isinstance(unlabelled, tf.data.Dataset):
+        size = batch_size
     others, other_steps = _batches(
-        "unlabelled", unlabelled, "unlabelled_batch_size", size, shuffle, seed
+        "unlabelled", unlabelled, "unlabelled_batch_size", size, shuffle, seeds[1]
     )
     if isinstance(unlabelled, tf.data.Dataset):
         others = others.map(_inputs_only(others.element_spec, spec[0]))
     _check_alike(spec[0], others.element_spec)
-    data = tf.data.Dataset.zip(known, others).map(_joined, num_parallel_calls=tf.data.AUTOTUNE)
-    ends = [n for n in (steps, other_steps) if n is not None]
-    return (data.take(max(ends)) if ends else data).prefetch(tf.data.AUTOTUNE)
+    both = tf.data.Dataset.zip(_without_end(known, steps), _without_end(others, other_steps))
+    both = both.take_while(lambda known, others: ~(known[1] & others[1]))
+    if steps >= 0 and other_steps >= 0:
+        both = both.apply(tf.data.experimental.assert_cardinality(max(steps, other_steps)))
+    joined = both.map(
+        lambda known, others: _joined(known[0], others[0]), num_parallel_calls=tf.data.AUTOTUNE
+    )
+    return joined.prefetch(tf.data.AUTOTUNE)
+
+
+def _without_end(data: tf.data.Dataset, steps: int) -> tf.data.Dataset:
+    """Pairs of a batch, pass after pass, and whether the first pass was over before it.
+
+    `steps` is the number of batches in a pass, or what tf.data has for an unknown or infinite one.
+    """
+    first, later = (tf.data.Dataset.from_tensors(over).repeat() for over in (False, True))
+    if steps == tf.data.UNKNOWN_CARDINALITY:
+        pairs = tf.data.Dataset.zip(data, first)
+        return pairs.concatenate(tf.data.Dataset.zip(data.repeat(), later))
+    return tf.data.Dataset.zip(data.repeat(), first.take(steps).concatenate(later))
 
 
 def _weighted(labelled: Any) -> Any:
@@ -108,8 +129,8 @@ def _weighted(labelled: Any) -> Any:
 
 def _batches(
     name: str, data: Any, size_name: str, size: int | None, shuffle: bool, seed: int | None
-) -> tuple[tf.data.Dataset, int | None]:
-    """An endless dataset of batches, and how many of them are one pass (None: not known)."""
+) -> tuple[tf.data.Dataset, int]:
+    """A dataset of batches, endless for arrays, and how many of them are one pass."""
     if isinstance(data, tf.data.Dataset):
         if size is not None:
             raise ValueError(
@@ -119,7 +140,7 @@ def _batches(
         steps = int(data.cardinality())
         if steps == 0:
             raise ValueError(f"`{name}` must have batches. Received an empty dataset")
-        return data.repeat(), steps if steps > 0 else None
+        return data, steps
     size = check_integer(size_name, 32 if size is None else size)
     if isinstance(data, tuple) and data and data[-1] is None:
         data = data[:-1]  # (x, y, None): without weights

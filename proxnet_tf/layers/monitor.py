@@ -80,13 +80,21 @@ class Monitor:
         layer: the layer; its metrics become the layer's.
         monitor: True, False, "all" or a prefix.
         extra: names of further metrics.
+        advice: what helps where the layer left problems unsolved, a sentence for the warning.
 
     Raises:
         ValueError: in the first step of a model, two layers with metrics of one name.
     """
 
-    def __init__(self, layer: keras.layers.Layer, monitor: bool | str, extra: Sequence[str] = ()):
-        self.owner = layer.name
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        monitor: bool | str,
+        extra: Sequence[str] = (),
+        *,
+        advice: str,
+    ):
+        self.owner, self._advice = layer.name, advice
         self._warned = False
         self._last: dict[str, float] = {}
         self.metrics: dict[str, keras.metrics.Metric] = {}
@@ -224,8 +232,7 @@ class Monitor:
             self._warned = True
             why = (
                 f"relative residual {worst:.2g} after {int(tf.reduce_max(report.iterations))} "
-                "iterations. Raise its bound on the iterations, its tolerance or lam, check that R "
-                "is convex and bounded from below, and watch `monitor=True`."
+                f"iterations. {self._advice} `status` of the layer tells more."
             )
             broken = _not_finite(given() if given else {})
             if prefix and not math.isfinite(worst):

@@ -4,8 +4,7 @@
     c_x = (I + Z Z^T/lam)^{-1} k_x                                                            (13)
 
 (the paper prints an argmax in (12)). The z_i represent a set of `Functionals`: the values f(x_i),
-the partial derivatives of f at x_i, or linear combinations of either. With z(x) = (<z_i, k_x>)_i,
-K_Z = (<z_i, z_j>) and A = (lam I + K_Z)^{-1} all below is exact, or exact up to Nystroem.
+the partial derivatives of f at x_i, or linear combinations of either.
 Kernels are `tfp.math.psd_kernels` on vectors; rows are points.
 """
 
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.linear.number import real_array, scalar
+from proxnet_tf.ops.linear.number import real_array
 
 
 class Functionals(NamedTuple):
@@ -120,62 +119,6 @@ def _mixed_derivatives(kernel: Any, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
         columns = [slope[..., k] for k in range(size)]
     mixed = tf.stack([outer.gradient(column, right) for column in columns])  # (d, p, q, d)
     return tf.reshape(tf.transpose(mixed, [1, 0, 2, 3]), [-1, tf.shape(b)[0] * size])
-
-
-def invariant_inner_products(
-    kernel: Any,
-    functionals: Functionals,
-    x: tf.Tensor,
-    y: tf.Tensor,
-    lam: float | tf.Tensor,
-    power: float = -1.0,
-) -> tf.Tensor:
-    """Exact inner products <c_x, c_y> of the proximal representers (13), a matrix.
-
-        k(x, y) - 2 z(x)^T A z(y) + z(x)^T A K_Z A z(y)
-
-    With power = -1/2 those of the warped kernel of Ma et al. (2019), k - z(x)^T A z(y) (the
-    appendix prints K_Z for A).
-
-    Args:
-        kernel: of `tfp.math.psd_kernels`, twice differentiable for derivatives.
-        functionals: of R.
-        x: (n, d) points.
-        y: (m, d) points.
-        lam: > 0.
-        power: -1 or -1/2, the exponent of I + Z Z^T/lam applied to k_x.
-
-    Returns:
-        (n, m) tensor.
-    """
-    zx = gram(kernel, functionals, Functionals(x))
-    zy = gram(kernel, functionals, Functionals(y))
-    kz = gram(kernel, functionals, functionals)
-    lam = scalar(lam, kz.dtype)
-    factor = tf.linalg.cholesky(kz + lam * tf.eye(tf.shape(kz)[0], dtype=kz.dtype))
-    ax, ay = tf.linalg.cholesky_solve(factor, zx), tf.linalg.cholesky_solve(factor, zy)
-    products = kernel.matrix(x, y) - tf.matmul(zx, ay, transpose_a=True)
-    if power == -0.5:
-        return products
-    # A K_Z A = A - lam A^2 leaves two terms of the same sign, without cancellation.
-    return products - lam * tf.matmul(ax, ay, transpose_a=True)
-
-
-def invariant_distances(
-    kernel: Any,
-    functionals: Functionals,
-    x: tf.Tensor,
-    y: tf.Tensor,
-    lam: float | tf.Tensor,
-    power: float = -1.0,
-) -> tf.Tensor:
-    """Exact distances ||c_x - c_y|| after the proximal map (13), a matrix; arguments as above."""
-    points = tf.concat([x, y], axis=0)
-    products = invariant_inner_products(kernel, functionals, points, points, lam, power)
-    n = tf.shape(x)[0]
-    squares = tf.linalg.diag_part(products)
-    squared = squares[:n, tf.newaxis] + squares[tf.newaxis, n:] - 2 * products[:n, n:]
-    return tf.sqrt(tf.maximum(squared, 0))
 
 
 def inverse_square_root(matrix: tf.Tensor, threshold: float = 1e-12) -> tf.Tensor:

@@ -89,12 +89,80 @@ def test_datasets():
     assert [len(w) for _, _, w in mixed] == [13, 11]
 
 
-def test_sets_without_a_known_length():
-    unknown = dataset(*LABELLED).filter(lambda x, y: True)
-    assert len(batches(unknown, UNLABELLED, unlabelled_batch_size=5)) == 4
-    assert len(batches(LABELLED, dataset(UNLABELLED).repeat(), batch_size=2)) == 3
-    endless = with_unlabelled(unknown, dataset(UNLABELLED).repeat())
-    assert sum(1 for _ in endless.take(50)) == 50
+def unknown(data):
+    """`data` with a length that nobody knows before it is read."""
+    return data.filter(lambda *_: True)
+
+
+def generated(x, size=4):
+    def batches():
+        for start in range(0, len(x[0]), size):
+            yield tuple(view[start : start + size] for view in x)
+
+    signature = tuple(tf.TensorSpec((None, view.shape[1]), "float32") for view in x)
+    return tf.data.Dataset.from_generator(batches, output_signature=signature)
+
+
+SETS = {
+    "arrays": lambda x, y: (x, y),
+    "dataset": dataset,
+    "unknown": lambda x, y: unknown(dataset(x, y)),
+}
+
+
+@pytest.mark.parametrize("labelled", SETS)
+@pytest.mark.parametrize("unlabelled", ["filter", "generator"])
+def test_every_row_of_sets_without_a_known_length(labelled, unlabelled):
+    others = unknown(dataset(UNLABELLED)) if unlabelled == "filter" else generated(UNLABELLED)
+    data = with_unlabelled(SETS[labelled](*LABELLED), others)
+    for _ in range(2):
+        rows = [np.asarray(x[0][:, 0]) for x, *_ in data]
+        assert len(rows) == 5  # of 17 by 4
+        assert {*np.concatenate(rows)} == {*range(KNOWN), *range(100, 100 + OTHERS)}
+
+
+@pytest.mark.parametrize("size, steps", [(OTHERS, 3), (4, 5)])
+def test_every_row_of_a_labelled_set_without_a_known_length(size, steps):
+    """It is the longer one, or the shorter one."""
+    known = unknown(dataset(*LABELLED, size=2))
+    data = with_unlabelled(known, UNLABELLED, unlabelled_batch_size=size)
+    rows = [np.asarray(x[0][:, 0]) for x, *_ in data]
+    assert len(rows) == steps
+    assert {*np.concatenate(rows)} == {*range(KNOWN), *range(100, 100 + OTHERS)}
+
+
+@pytest.mark.parametrize("endless", ["labelled", "unlabelled", "both"])
+def test_an_endless_set_goes_on_where_it_stopped(endless):
+    """Two epochs of three steps see six batches one after the other."""
+    known, others = dataset(*LABELLED, size=2), dataset(UNLABELLED, size=2)
+    if endless != "unlabelled":
+        known = known.repeat()
+    if endless != "labelled":
+        others = others.repeat()
+    seen = []
+
+    class Model(keras.Model):
+        def train_step(self, batch):
+            seen.append(np.asarray(batch[0][0][:, 0]))
+            return {"loss": tf.zeros([])}
+
+    model = Model()
+    model.compile("sgd", "mse", run_eagerly=True)
+    data = with_unlabelled(known, others)
+    model.fit(data, steps_per_epoch=3, epochs=2, shuffle=False, verbose=0)
+    wanted = [[2 * i % KNOWN, 2 * i % KNOWN + 1, 100 + 2 * i, 101 + 2 * i] for i in range(6)]
+    np.testing.assert_array_equal(seen, wanted)
+
+
+def test_the_two_sets_are_shuffled_apart():
+    """Of 40 pairs of rows one on average has equal numbers when the shuffles are independent."""
+    x = np.arange(40.0)[:, None]
+    shared = []
+    for seed in range(10):
+        sizes = {"batch_size": 8, "unlabelled_batch_size": 8, "seed": seed}
+        rows = [np.asarray(x[:, 0]) for x, *_ in with_unlabelled((x, np.arange(40)), x, **sizes)]
+        shared += [np.mean(part[:8] == part[8:]) for part in rows]
+    assert np.mean(shared) < 0.1
 
 
 def test_one_tensor_dicts_and_several_targets():

@@ -341,9 +341,7 @@ LAYERS = {
         lambda: dict(regularizer=Pull(), monitor="r"),
         (1, 1, 0),
     ),
-    "ProxDropout": Layer(
-        ProxDropout, lambda: dict(lam=0.4, num_points=40), SEQUENCES, (0, 1, 0), masks="passed"
-    ),
+    "ProxDropout": Layer(ProxDropout, lambda: dict(lam=0.4), SEQUENCES, (0, 1, 0), masks="passed"),
     "ProxKernelFeatures": Layer(
         ProxKernelFeatures, _kernel(power=-0.5), SEQUENCES, (0, 5, 0), masks="passed"
     ),

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from exact_kernels import invariant_inner_products
 
 from proxnet_tf.layers.kernels.features import ProxKernelFeatures
 from proxnet_tf.layers.kernels.invariance import Invariance
 from proxnet_tf.ops import kernels
-from tests.helpers.layer_checks import check_config, check_layer
 
 RNG = np.random.default_rng(3)
 DATA = RNG.standard_normal((30, 2))
@@ -30,48 +30,6 @@ def make_cubic(dtype):
 def features(**arguments):
     defaults = dict(landmarks=DATA[:12], kernel_options=GAUSSIAN, dtype="float64")
     return ProxKernelFeatures("gaussian", **{**defaults, **arguments})
-
-
-@pytest.mark.parametrize(
-    "invariances",
-    [
-        [],
-        [Invariance("graph_laplacian", weight=2.0, num_neighbors=3, points=DATA[:9])],
-        pytest.param(
-            ["gradient_flatness", Invariance("gradient_variation", smoothing=0.3)],
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_keras_contract(invariances, tmp_path):
-    power = -1.0 if len(invariances) == 2 else -0.5
-    layer = features(
-        invariances=invariances,
-        lam=0.5,
-        power=power,
-        landmarks=DATA[:6],
-        seed=3,
-        kernel_options={"length_scale": 0.9},
-        dtype="float32",
-        monitor="left",
-    )
-    check_layer(
-        layer, DATA[:4].astype("float32"), tmp_path, allow_default=("num_landmarks", "power")
-    )
-
-
-def test_config_with_a_callable_kernel_and_every_argument():
-    layer = ProxKernelFeatures(
-        make_kernel,
-        num_landmarks=4,
-        kernel_options={"unused": 1.0},
-        invariances=("graph_laplacian",),
-        lam=2.0,
-        power=-0.5,
-        seed=1,
-        monitor=True,
-    )
-    check_config(layer, allow_default=("landmarks",))
 
 
 def test_adapt_and_reload(tmp_path):
@@ -195,7 +153,7 @@ def test_inner_products_equal_the_exact_ones_where_the_landmarks_span_all(kind, 
     )
     x, y = layer(DATA[12:16]), layer(DATA[16:])
     lam = float(layer.lam.value)
-    exact = kernels.invariant_inner_products(
+    exact = invariant_inner_products(
         layer._kernel(tf.float64),
         Invariance(kind).functionals(DATA[:12]),
         DATA[12:16],

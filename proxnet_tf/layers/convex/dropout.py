@@ -5,15 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import (
-    HasLam,
-    add_lam,
-    at_least_float32,
-    check_integer,
-    check_number,
-    lam_of,
-    nan_without,
-)
+from proxnet_tf.checks import HasLam, at_least_float32
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops.convex.dropout import dropout_solution
 from proxnet_tf.ops.linear.number import check_real
@@ -34,7 +26,6 @@ class ProxDropout(HasLam, keras.layers.Layer):
     Args:
         lam: > 0; 1 by default; the larger, the nearer the output is to the input. A variable that
             is read at every call: `LambdaSchedule` drives it.
-        num_points: size of the search grid, >= 3; 128 by default.
         monitor: whether to report `residual` (of the search), `unsolved`, `iterations`,
             `backward_residual` and `backward_unsolved` (a minimum without curvature, whose
             gradient holds p fixed) as metrics; a string is a prefix of these names. False by
@@ -63,30 +54,28 @@ class ProxDropout(HasLam, keras.layers.Layer):
         self,
         lam: float = 1.0,
         *,
-        num_points: int = 128,
         monitor: bool | str = False,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        self.initial_lam = check_number("lam", lam, above=0.0)
-        self.num_points = check_integer("num_points", num_points, at_least=3)
         self.monitor = check_monitor(monitor)
         self.supports_masking = True
         self.supports_jit = False  # the root finder of TensorFlow Probability
-        self.lam = add_lam(self, self.initial_lam)
-        self._monitor = Monitor(self, self.monitor)
+        self.add_lam(lam)
+        self._monitor = Monitor(
+            self, self.monitor, advice="Two minima lie close together there: raise `lam`."
+        )
 
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
         dtype = at_least_float32(self.compute_dtype)
-        lam = lam_of(self, dtype)
+        lam = self.lam_in(dtype)
         found = dropout_solution(
             tf.cast(check_real("The input", inputs), dtype),
             lam,
-            self.num_points,
             self._monitor.backward(training),
         )
         self._monitor.forward(found.report, None, lambda: {"the input": inputs, "lam": lam})
-        outputs = nan_without(lam, tf.ensure_shape(found.point, inputs.shape))
+        outputs = self.nan_without(lam, tf.ensure_shape(found.point, inputs.shape))
         return tf.cast(outputs, self.compute_dtype)
 
     @property
@@ -101,6 +90,5 @@ class ProxDropout(HasLam, keras.layers.Layer):
         return {
             **super().get_config(),
             "lam": self.initial_lam,
-            "num_points": self.num_points,
             "monitor": self.monitor,
         }

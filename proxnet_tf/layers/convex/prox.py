@@ -6,16 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import (
-    HasLam,
-    add_lam,
-    at_least_float32,
-    check_choice,
-    check_integer,
-    check_number,
-    lam_of,
-    nan_without,
-)
+from proxnet_tf.checks import HasLam, at_least_float32, check_choice, check_integer, check_number
 from proxnet_tf.layers.convex import axes
 from proxnet_tf.layers.convex.precision import in_precision
 from proxnet_tf.layers.convex.regularizer import Regularizer
@@ -112,7 +103,6 @@ class Prox(HasLam, keras.layers.Layer):
         if isinstance(regularizer, Mapping):
             regularizer, constraint, start = _arguments(regularizer, constraint, start)
         self.regularizer = _resolve("regularizer", regularizer)
-        self.initial_lam = check_number("lam", lam, above=0.0)
         self.constraint = _resolve("constraint", constraint)
         self.axis = check_integer("axis", axis, at_least=None)
         self.over = check_choice("over", over, ("example", "time", "batch"))
@@ -126,8 +116,13 @@ class Prox(HasLam, keras.layers.Layer):
         self._check_combination()
         self.supports_masking = True
         self.supports_jit = self._closed_form is not None and self._closed_form.operator.jit
-        self.lam = add_lam(self, self.initial_lam)
-        self._monitor = Monitor(self, self.monitor)
+        self.add_lam(lam)
+        self._monitor = Monitor(
+            self,
+            self.monitor,
+            advice="Raise `max_iterations`, `tolerance` or `lam`, and check that R is convex and "
+            "bounded from below.",
+        )
 
     def _find_closed_form(self) -> Regularizer | None:
         if self.constraint is None:
@@ -179,7 +174,7 @@ class Prox(HasLam, keras.layers.Layer):
         mask = mask[0] if isinstance(mask, list | tuple) else mask
         dtype = at_least_float32(self.compute_dtype)
         x = tf.cast(x, dtype)
-        lam = lam_of(self, dtype)
+        lam = self.lam_in(dtype)
         if self._closed_form is not None and context is None:
             z = axes.apply_closed_form(self._closed_form, x, lam, mask, self.over, self.axis)
             self._monitor.forward(exact(z))
@@ -187,7 +182,7 @@ class Prox(HasLam, keras.layers.Layer):
             found = self._solve(x, context, lam, mask, training)
             self._monitor.forward(found.report, None, lambda: {"the input": inputs, "lam": lam})
             z = found.point
-        z = nan_without(lam, tf.ensure_shape(z, x.shape))
+        z = self.nan_without(lam, tf.ensure_shape(z, x.shape))
         return tf.cast(z, self.compute_dtype)
 
     def _split_inputs(self, inputs: Any) -> tuple[tf.Tensor, tf.Tensor | None]:

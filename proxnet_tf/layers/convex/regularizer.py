@@ -6,10 +6,10 @@ import numbers
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.checks import check_choice, check_integer, check_number, unwrapped
+from proxnet_tf.ops.convex.functions import dense
 from proxnet_tf.ops.convex.table import OPERATORS
 from proxnet_tf.ops.linear.number import scalar
 
@@ -89,10 +89,8 @@ class Regularizer:
                 checked[option] = check_integer(option, value)
             elif option in ("low", "high"):
                 checked[option] = _bound(option, unwrapped(value))
-            elif option == "matrix" and not tf.is_tensor(value):
-                # A copy: the array may change later, the layer and its file do not.
-                is_sparse = hasattr(value, "toarray")
-                checked[option] = value.copy() if is_sparse else np.array(value)
+            elif option == "matrix":
+                checked[option] = dense(value)
         if self.name == "quadratic" and "matrix" not in options:
             raise ValueError(
                 "Regularizer 'quadratic' needs `matrix`, symmetric and positive semidefinite."
@@ -137,16 +135,8 @@ class Regularizer:
         """Name, weight and options."""
         options = dict(self.options)
         if "matrix" in options:
-            options["matrix"] = self._matrix()
+            options["matrix"] = options["matrix"].tolist()
         return {"name": self.name, "weight": self.weight, **options}
-
-    def _matrix(self) -> list[list[float]]:
-        matrix = self.options["matrix"]
-        if isinstance(matrix, tf.SparseTensor):
-            matrix = tf.sparse.to_dense(tf.sparse.reorder(matrix))
-        elif hasattr(matrix, "toarray"):
-            matrix = matrix.toarray()
-        return np.asarray(matrix, "float64").tolist()
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Regularizer":

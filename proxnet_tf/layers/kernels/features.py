@@ -7,15 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.checks import (
-    HasLam,
-    add_lam,
-    at_least_float32,
-    check_integer,
-    check_number,
-    lam_of,
-    nan_without,
-)
+from proxnet_tf.checks import HasLam, at_least_float32, check_integer, check_number
 from proxnet_tf.layers.kernels.invariance import Invariance, finite_matrix
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops import kernels
@@ -112,7 +104,6 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         self.invariances = [
             Invariance(i) if isinstance(i, str) else i for i in _listed(invariances)
         ]
-        self.initial_lam = check_number("lam", lam, above=0.0)
         if power not in (-1.0, -0.5):
             raise ValueError(f"`power` must be -1.0 or -0.5. Received: power={power!r}")
         self.power = float(power)
@@ -122,8 +113,10 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         self.monitor = check_monitor(monitor)
         self.supports_masking = True
         self.supports_jit = False  # the kernels of TensorFlow Probability
-        self.lam = add_lam(self, self.initial_lam)
-        self._monitor = Monitor(self, self.monitor)
+        self.add_lam(lam)
+        self._monitor = Monitor(
+            self, self.monitor, advice="Raise `lam`, or the `smoothing` of the gradient variation."
+        )
         self._kernel(tf.float32, validate_args=True)  # an unknown name or option raises here
         self._constants = [] if self.landmarks is None else self._prepare(self.landmarks)
         self._count = self.num_landmarks or len(self._constants[0])
@@ -270,7 +263,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         points, whitening, basis, spectrum = (
             tf.cast(v, dtype) for v in (self._points, self._whitening, self._basis, self._spectrum)
         )
-        lam = lam_of(self, dtype)
+        lam = self.lam_in(dtype)
         with tf.control_dependencies(self._ready(whitening)):
             plain = tf.matmul(self._kernel(dtype).matrix(rows, points), whitening)
         if self._variations:
@@ -286,7 +279,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         features = tf.ensure_shape(
             tf.reshape(features, shape), self.compute_output_shape(inputs.shape)
         )
-        return tf.cast(nan_without(lam, features), self.compute_dtype)
+        return tf.cast(self.nan_without(lam, features), self.compute_dtype)
 
     def _solve(
         self,

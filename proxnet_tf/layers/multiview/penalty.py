@@ -49,7 +49,9 @@ class _Penalty(MultiviewLayer):
             envelope = check_number("envelope", envelope, above=0.0)
         self.envelope = envelope
         self.solver = solvers.get(solver)
-        self._monitor = Monitor(self, False)
+        self._monitor = Monitor(
+            self, False, advice="Raise `epsilon`, or give `solver` more iterations."
+        )
 
     def call(self, inputs: Any, mask: Any = None) -> Any:
         views = self.border.enter(inputs, mask, self.compute_dtype, built=self.correlation)

@@ -7,14 +7,7 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf import solvers
-from proxnet_tf.checks import (
-    HasLam,
-    add_lam,
-    at_least_float32,
-    check_choice,
-    check_number,
-    lam_of,
-)
+from proxnet_tf.checks import HasLam, at_least_float32, check_choice, check_number
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.layers.multiview.base import MultiviewLayer
 from proxnet_tf.layers.multiview.views import Border, Views
@@ -57,7 +50,6 @@ class _MultiviewProx(HasLam, MultiviewLayer):
             synchronized=synchronized,
         )
         super().__init__(border, **kwargs)
-        self.initial_lam = check_number("lam", lam, above=0.0)
         self.weight = check_number("weight", weight, at_least=0.0)
         self.solver = solvers.get(solver)
         self.gradient = check_choice("gradient", gradient, ("implicit", "finite_difference"))
@@ -70,9 +62,13 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         if self.momentum >= 1.0:
             raise ValueError(f"`momentum` must be in [0, 1). Received: momentum={momentum!r}")
         self.monitor = check_monitor(monitor)
-        self.lam = add_lam(self, self.initial_lam)
-        watched = ["correlation_before", "correlation", *(["envelope"] if self.weight else [])]
-        self._monitor = Monitor(self, self.monitor, watched)
+        self.add_lam(lam)
+        self._monitor = Monitor(
+            self,
+            self.monitor,
+            ["correlation_before", "correlation", *(["envelope"] if self.weight else [])],
+            advice="Raise `epsilon` or `lam`, or give `solver` more iterations.",
+        )
 
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)
@@ -109,7 +105,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         return views.leave(output, self.compute_dtype)
 
     def _solve(self, views: Views, training: bool) -> tf.Tensor:
-        lam, observer = lam_of(self, tf.float64), self._monitor.backward(training)
+        lam, observer = self.lam_in(tf.float64), self._monitor.backward(training)
         output, sample, found = self._moved(views, lam, observer)
         if self.gradient == "finite_difference":
 

@@ -10,12 +10,10 @@ import tensorflow as tf
 
 from proxnet_tf.checks import (
     HasLam,
-    add_lam,
     at_least_float32,
     check_bool,
     check_integer,
     check_number,
-    lam_of,
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.layers.recurrent.gated_cell import check_solver, step_given
@@ -150,15 +148,16 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
             )
         self.cell = cell
         self._takes_training = "training" in inspect.signature(cell.call).parameters
-        self.initial_lam = check_number("lam", lam, above=0.0)
         self.delta = check_number("delta", delta, at_least=0.0)
         self.state_index = state_index
         self.output_from_prox = output_from_prox
         self._solver = check_solver(solver, tolerance, max_iterations)
         self.state_size = state_size
         self.output_size = output_size
-        self.lam = add_lam(self, self.initial_lam)
-        self.solves = Monitor(self, monitor)
+        self.add_lam(lam)
+        self.solves = Monitor(
+            self, monitor, advice="Raise `max_iterations`, `tolerance` or `lam`, or lower `delta`."
+        )
 
     @property
     def status(self) -> dict[str, float]:
@@ -214,7 +213,7 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
         by_kind = [
             [s for s, f in zip(states, floating, strict=True) if f is k] for k in (True, False)
         ]
-        sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(lam_of(self, dtype)))
+        sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(self.lam_in(dtype)))
         c, report = prox_black_box(
             new_state,
             tf.cast(inputs, dtype),

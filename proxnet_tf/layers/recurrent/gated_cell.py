@@ -8,13 +8,11 @@ import tensorflow as tf
 
 from proxnet_tf.checks import (
     HasLam,
-    add_lam,
     at_least_float32,
     check_bool,
     check_choice,
     check_integer,
     check_number,
-    lam_of,
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops.linear.number import check_real
@@ -133,18 +131,18 @@ class GatedCell(HasLam, keras.layers.Layer):
         **kwargs: Any,
     ):
         units = check_integer("units", units)
-        lam = check_number("lam", lam, above=0.0)
         delta = check_number("delta", delta, at_least=0.0)
         output_from_prox = check_bool("output_from_prox", output_from_prox)
         self._solver = check_solver(solver, tolerance, max_iterations)
         self.jit_compile = check_jit_compile(jit_compile)
         self.monitor = check_monitor(monitor)
         super().__init__(units, **kwargs)
-        self.initial_lam = lam
         self.delta = delta
         self.output_from_prox = output_from_prox
-        self.lam = add_lam(self, lam)
-        self.solves = Monitor(self, monitor)
+        self.add_lam(lam)
+        self.solves = Monitor(
+            self, monitor, advice="Raise `max_iterations`, `tolerance` or `lam`, or lower `delta`."
+        )
         self.equations = self._equations_class()(
             _elementwise("activation", self.activation),
             _elementwise("recurrent_activation", self.recurrent_activation),
@@ -220,7 +218,7 @@ class GatedCell(HasLam, keras.layers.Layer):
         dtype = at_least_float32(self.compute_dtype)
         kernel = tf.cast(self.kernel, dtype)
         recurrent_kernel = tf.cast(self.recurrent_kernel, dtype)
-        sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(lam_of(self, dtype)))
+        sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(self.lam_in(dtype)))
         return kernel, recurrent_kernel, self.input_bias(dtype), sqrt_rho
 
     def input_scale(self, inputs: tf.Tensor, training: bool) -> list[tf.Tensor] | None:

@@ -23,6 +23,8 @@ from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.once import check_tapes, differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
 
+_GRID = 128  # points of the search
+
 
 def _penalty(s: tf.Tensor) -> tf.Tensor:
     """a = p (1 - p) with p = sigmoid(s)."""
@@ -50,7 +52,7 @@ def _point(s: tf.Tensor, x: tf.Tensor, lam: tf.Tensor) -> tf.Tensor:
     return s / tf.reduce_sum(x * weights, axis=-1, keepdims=True) * weights
 
 
-def _search(x2: tf.Tensor, lam: tf.Tensor, num_points: int) -> tuple[tf.Tensor, tf.Tensor]:
+def _search(x2: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The global minimiser of the profile: a grid, then the root of g' in the best bracket.
 
     Returns it and the number of iterations of the root finder.
@@ -61,12 +63,12 @@ def _search(x2: tf.Tensor, lam: tf.Tensor, num_points: int) -> tuple[tf.Tensor, 
     reach = squared * tf.reduce_sum(x2**2, axis=-1, keepdims=True) * _penalty(squared) / lam
     end = squared + tf.sqrt(reach)
     # Denser near 0, where p (1 - p) varies.
-    steps = tf.linspace(tf.zeros([], x2.dtype), 1, num_points)
+    steps = tf.linspace(tf.zeros([], x2.dtype), 1, _GRID)
     grid = tf.math.expm1(steps * tf.math.log1p(end))
     values = tf.map_fn(lambda s: _profile(s[:, tf.newaxis], x2, lam)[:, 0], tf.transpose(grid))
     best = tf.argmin(values, axis=0, output_type=tf.int32)
     low, middle, high = (
-        tf.gather(grid, tf.clip_by_value(best + move, 0, num_points - 1), batch_dims=1)[:, None]
+        tf.gather(grid, tf.clip_by_value(best + move, 0, _GRID - 1), batch_dims=1)[:, None]
         for move in (-1, 0, 1)
     )
     rising = _profile_slope(middle, x2, lam) > 0
@@ -88,7 +90,7 @@ def _search(x2: tf.Tensor, lam: tf.Tensor, num_points: int) -> tuple[tf.Tensor, 
     return tf.where(better, found, middle), steps_taken
 
 
-def prox_dropout(x: tf.Tensor, lam: float | tf.Tensor, num_points: int = 128) -> tf.Tensor:
+def prox_dropout(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     """argmin_c 1/2 p (1 - p) sum_i x_i^2 c_i^2 + lam/2 ||c - x||^2 with p = sigmoid(x^T c).
 
     The implicit gradient of the minimiser that was found; the map jumps where two minima tie.
@@ -98,7 +100,6 @@ def prox_dropout(x: tf.Tensor, lam: float | tf.Tensor, num_points: int = 128) ->
     Args:
         x: float32 or float64 tensor (..., n).
         lam: scalar > 0; the larger the nearer to x.
-        num_points: size of the grid, >= 3.
 
     Returns:
         Tensor in the shape of x.
@@ -107,13 +108,12 @@ def prox_dropout(x: tf.Tensor, lam: float | tf.Tensor, num_points: int = 128) ->
         >>> prox_dropout([[0.0, 0.0]], 1.0).numpy().tolist()
         [[0.0, 0.0]]
     """
-    return dropout_solution(x, lam, num_points).point
+    return dropout_solution(x, lam).point
 
 
 def dropout_solution(
     x: tf.Tensor,
     lam: float | tf.Tensor,
-    num_points: int = 128,
     observer: Observer | None = None,
 ) -> ProxSolution:
     """`prox_dropout` and how well it was solved, one value a vector.
@@ -124,7 +124,6 @@ def dropout_solution(
     Args:
         x: as in `prox_dropout`.
         lam: as in `prox_dropout`.
-        num_points: as in `prox_dropout`.
         observer: called in the backward pass with a `Report`. That pass is a closed form; a vector
             counts as unsolved where g'' <= 0, so that s has no derivative and is held fixed.
 
@@ -142,7 +141,7 @@ def dropout_solution(
         squared = tf.reduce_sum(fixed**2, axis=-1, keepdims=True)
         usable = (squared > 0) & tf.math.is_finite(squared**2)
         safe = tf.where(usable, fixed, tf.ones_like(fixed))
-        s, steps = _search(safe**2, fixed_lam, num_points)
+        s, steps = _search(safe**2, fixed_lam)
         known, nan = without_nan(fixed)
         point = tf.where(usable, _point(s, safe, fixed_lam), known + nan)
         slope = tf.abs(_profile_slope(s, safe**2, fixed_lam))

@@ -17,12 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.convex.sets import (
-    Jacobian,
-    l1_ball_point,
-    symmetric_map,
-)
-from proxnet_tf.ops.linear.norms import headroom, norm, polar
+from proxnet_tf.ops.convex.sets import Jacobian, l1_ball_point, symmetric_map
+from proxnet_tf.ops.linear.norms import norm, polar
 from proxnet_tf.ops.linear.number import inverse, real_array, scalar
 
 # l1 and the elastic net ------------------------------------------------------------------------
@@ -140,7 +136,6 @@ def squared_l2(z: tf.Tensor) -> tf.Tensor:
 def prox_squared_l2(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     """argmin_z 1/2 ||z||^2 + lam/2 ||z - x||^2 = x / (1 + 1/lam).
 
-
     Example:
         >>> prox_squared_l2([3.0], 2.0).numpy().tolist()
         [2.0]
@@ -149,32 +144,37 @@ def prox_squared_l2(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     return x / (1 + inverse(lam, x.dtype))
 
 
-def spectrum(matrix: Any) -> dict[str, np.ndarray]:
-    """Eigenvalues and eigenvectors of a positive semidefinite `matrix`, the one factorisation.
-
-    Args:
-        matrix: symmetric (n, n), positive semidefinite: an array, a `tf.SparseTensor` or a SciPy
-            sparse matrix, a graph Laplacian for instance.
-
-    Raises:
-        ValueError: if it is not square, symmetric, finite and positive semidefinite.
-    """
+def dense(matrix: Any) -> np.ndarray:
+    """A float64 array of its own of an array, a `tf.SparseTensor` or a SciPy sparse matrix."""
     if isinstance(matrix, tf.SparseTensor):
         matrix = tf.sparse.to_dense(tf.sparse.reorder(matrix))
     elif hasattr(matrix, "toarray"):
         matrix = matrix.toarray()
-    dense = real_array("`matrix`", matrix)
-    if dense.ndim != 2 or dense.shape[0] != dense.shape[1] or not np.isfinite(dense).all():
+    return real_array("`matrix`", matrix)
+
+
+def spectrum(matrix: Any) -> dict[str, np.ndarray]:
+    """Eigenvalues and eigenvectors of a positive semidefinite `matrix`, the one factorisation.
+
+    Args:
+        matrix: symmetric (n, n), positive semidefinite, a graph Laplacian for instance: what
+            `dense` takes.
+
+    Raises:
+        ValueError: if it is not square, symmetric, finite and positive semidefinite.
+    """
+    q = dense(matrix)
+    if q.ndim != 2 or q.shape[0] != q.shape[1] or not np.isfinite(q).all():
         raise ValueError(
-            f"`matrix` must be a finite square matrix. Received: an array of shape {dense.shape}."
+            f"`matrix` must be a finite square matrix. Received: an array of shape {q.shape}."
         )
-    rounding = 1e-6 * max(np.abs(dense).max(initial=0.0), 1e-300)
-    if np.abs(dense - dense.T).max(initial=0.0) > rounding:
+    rounding = 1e-6 * max(np.abs(q).max(initial=0.0), 1e-300)
+    if np.abs(q - q.T).max(initial=0.0) > rounding:
         raise ValueError(
             "`matrix` must be symmetric. Received: one that differs from its transpose; "
             "pass (matrix + matrix.T) / 2."
         )
-    values, vectors = np.linalg.eigh(dense)
+    values, vectors = np.linalg.eigh(q)
     if values.min(initial=0.0) < -len(values) * rounding:
         raise ValueError(
             "`matrix` must be positive semidefinite, or the problem has no minimum for small lam. "
@@ -198,9 +198,8 @@ def quadratic(z: tf.Tensor, eigenvalues: np.ndarray, eigenvectors: np.ndarray) -
     """1/2 z^T Q z with Q = U diag(q) U^T; shape of `z` without its last axis."""
     z = tf.convert_to_tensor(z)
     _check_width(z, eigenvalues)
-    room = headroom(z)
     root = tf.cast(eigenvectors * np.sqrt(eigenvalues), z.dtype)
-    return tf.reduce_sum((tf.tensordot(z * room, root, axes=1) / room) ** 2, axis=-1) / 2
+    return tf.reduce_sum(tf.tensordot(z, root, axes=1) ** 2, axis=-1) / 2
 
 
 def prox_quadratic(
@@ -217,19 +216,15 @@ def prox_quadratic(
     x = tf.convert_to_tensor(x)
     _check_width(x, eigenvalues)
     basis = tf.cast(eigenvectors, x.dtype)
-    # lam/q in float64: x.dtype may be too narrow for either.
-    q = np.where(eigenvalues > 0, eigenvalues, 1.0)
-    ratio = scalar(lam, tf.float64) / q
-    removed = tf.where(eigenvalues > 0, 1 / (1 + ratio), 0)
-    kept = tf.where((eigenvalues > 0) & (ratio < 1), tf.minimum(ratio, 1) * removed, 1 - removed)
-    removed, kept = tf.cast(removed, x.dtype), tf.cast(kept, x.dtype)
+    # Shares of each eigenvector, in float64: x.dtype may be too narrow for lam or q.
+    lam = scalar(lam, tf.float64)
+    kept, removed = (tf.cast(part / (lam + eigenvalues), x.dtype) for part in (lam, eigenvalues))
     # An entry that loses little is x less what is removed, another one is what is kept: rounding
     # is relative to the smaller part.
     shrinks = tf.linalg.matvec(basis**2, removed) > 0.5
     back = basis * tf.where(shrinks[:, None], kept, -removed)
-    room = headroom(x)
-    moved = tf.tensordot(tf.tensordot(x * room, basis, axes=1), tf.transpose(back), axes=1)
-    return (tf.where(shrinks, tf.zeros_like(x), x * room) + moved) / room
+    moved = tf.tensordot(tf.tensordot(x, basis, axes=1), tf.transpose(back), axes=1)
+    return tf.where(shrinks, tf.zeros_like(x), x) + moved
 
 
 # The largest entry -----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.linear.norms import headroom, norm, polar
+from proxnet_tf.ops.linear.norms import norm, polar
 from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.once import differentiable_once
 
@@ -311,9 +311,8 @@ def project_isotonic(x: tf.Tensor) -> tf.Tensor:
     """
 
     def solve(x: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
-        room = headroom(x)
         known, nan = without_nan(tf.stop_gradient(x))
-        z, block = tf.nn.isotonic_regression(known * room, decreasing=False)
+        z, block = tf.nn.isotonic_regression(known, decreasing=False)
         shape = tf.shape(x)
         rows = tf.reduce_prod(shape[:-1])
         row = tf.reshape(tf.range(rows), tf.concat([shape[:-1], [1]], axis=0))
@@ -324,7 +323,7 @@ def project_isotonic(x: tf.Tensor) -> tf.Tensor:
             return tf.reshape(tf.gather(totals, piece), tf.shape(v))
 
         size = piece_sum(tf.ones_like(x))
-        z = z / room + nan
+        z += nan
         return z, lambda y: nan_where(z, piece_sum(y) / size)
 
     return symmetric_map(solve, x)
@@ -355,15 +354,13 @@ def project_standardized(x: tf.Tensor) -> tf.Tensor:
     """
 
     def solve(x: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
-        room = headroom(x)
-        safe = x * room
-        size, length, unit = polar(safe - tf.reduce_mean(safe, axis=-1, keepdims=True))
+        size, length, unit = polar(x - tf.reduce_mean(x, axis=-1, keepdims=True))
         root = tf.sqrt(tf.cast(tf.shape(x)[-1], x.dtype))
 
         def jacobian(y: tf.Tensor) -> tf.Tensor:
             y -= tf.reduce_mean(y, axis=-1, keepdims=True)
             y -= tf.reduce_sum(unit * y, axis=-1, keepdims=True) * unit
-            return tf.math.divide_no_nan(root * y, length) / size * room
+            return tf.math.divide_no_nan(root * y, length) / size
 
         return root * unit, jacobian
 

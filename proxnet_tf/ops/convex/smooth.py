@@ -21,7 +21,7 @@ import tensorflow as tf
 from proxnet_tf.ops.convex.lbfgs import Evaluation, lbfgs
 from proxnet_tf.ops.linear.cg import conjugate_gradient
 from proxnet_tf.ops.linear.number import scalar
-from proxnet_tf.ops.linear.once import check_tapes, differentiable_once
+from proxnet_tf.ops.linear.once import check_tapes, differentiable_once, tapes_record
 from proxnet_tf.ops.linear.report import Observer, Report, observed
 
 RowFunction = Callable[[tf.Tensor], tf.Tensor]  # (batch, n) -> (batch,)
@@ -67,7 +67,7 @@ def smooth_prox(
 ) -> ProxSolution:
     """argmin_{z in C} R(z) + lam/2 ||z - x||^2 for every row, with the implicit gradient.
 
-    Without `projection`: L-BFGS (`tfp.optimizer.lbfgs_minimize`), polished by Newton steps. With
+    Without `projection`: L-BFGS (see `lbfgs`), polished by Newton steps. With
     it: accelerated projected gradient with backtracking and restarts. Differentiable once. R has
     to be convex, or its curvature above -lam; otherwise a local minimum or `converged == False`
     comes back. A row whose iterates stop being finite returns its start.
@@ -146,6 +146,12 @@ def _gradient_of(regularizer: RowFunction) -> _ValueAndSlope:
             value = tf.convert_to_tensor(regularizer(z))
             _check_value(value, z)
         slope = tape.gradient(value, z)
+        if slope is None and not tapes_record():
+            raise NotImplementedError(
+                "R cannot be differentiated inside `keras.RematScope` or `tf.recompute_grad`, "
+                "where no gradient tape records. Make the layer that solves for R outside of the "
+                "scope."
+            )
         if slope is None:
             raise ValueError(
                 "R must depend on its argument through differentiable TensorFlow or Keras "

@@ -54,11 +54,3 @@ def norm(x: tf.Tensor, keepdims: bool = False) -> tf.Tensor:
 
     length = measured(tf.convert_to_tensor(x))
     return length if keepdims else tf.squeeze(length, -1)
-
-
-def headroom(x: tf.Tensor) -> tf.Tensor:
-    """Per vector a power of 2 below which sums of x do not overflow: 1 but for huge numbers."""
-    size = tf.reduce_max(tf.abs(x), axis=-1, keepdims=True)
-    small = tf.constant(2.0**-32, x.dtype)
-    one = tf.ones_like(size)
-    return tf.stop_gradient(tf.where(size > small * x.dtype.max, small * one, one))

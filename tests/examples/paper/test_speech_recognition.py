@@ -7,8 +7,8 @@ import pytest
 import scipy.io
 import speech_recognition as example
 import tensorflow as tf
+from readers.speech import Pieces
 
-from proxnet_tf.datasets.speech import Sequences
 from tests.helpers.markdown import table_rows
 
 BLANK = example.BLANK
@@ -19,7 +19,7 @@ def sequences(lengths=(5, 3, 4), frames=5, seed=0):
     valid = np.arange(frames) < np.array(lengths)[:, None]
     views = [np.where(valid[..., None], rng.normal(2, 3, (*valid.shape, d)), 0) for d in (39, 16)]
     labels = np.where(valid, rng.integers(0, 4, valid.shape), -1).astype("int32")
-    return Sequences(*(x.astype("float32") for x in views), labels, np.array(lengths))
+    return Pieces(*(x.astype("float32") for x in views), labels, np.array(lengths))
 
 
 def decoded(ids):

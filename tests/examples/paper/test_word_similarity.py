@@ -3,9 +3,8 @@ import json
 import numpy as np
 import pytest
 import word_similarity as example
+from readers.words import SIMILARITY_SETS, load_crosslingual
 
-from proxnet_tf.datasets import load_crosslingual
-from proxnet_tf.datasets.words import SIMILARITY_SETS
 from proxnet_tf.solvers import Newton
 from tests.helpers.markdown import table_rows
 

@@ -35,8 +35,8 @@ def solved():
     return z
 
 
-@pytest.mark.parametrize("own", [None, "float32", "float64", "mixed_bfloat16"])
-@pytest.mark.parametrize("name", ["float32", "float64", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("own", [None, "float32", "float64"])
+@pytest.mark.parametrize("name", ["float32", "float64", "mixed_float16"])
 def test_a_layer_computes_in_the_dtype_of_the_solver(name, own):
     with policy(name):
         inner = Rise(dtype=own) if own else Rise()
@@ -48,7 +48,7 @@ def test_a_layer_computes_in_the_dtype_of_the_solver(name, own):
     with tf.GradientTape() as tape:
         z = layer(x)
         total = tf.reduce_sum(z)
-    tolerance = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-6}
+    tolerance = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-6}
     assert z.dtype == layer.compute_dtype
     # The kernel is rounded to float32 in most cases.
     np.testing.assert_allclose(tf.cast(z, "float64"), solved(), atol=tolerance[layer.compute_dtype])

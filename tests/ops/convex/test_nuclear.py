@@ -34,8 +34,8 @@ def low_rank(rng, rows, columns):
     return rng.standard_normal((rows, 2)) @ rng.standard_normal((2, columns))
 
 
-@pytest.mark.parametrize("shape", [(7, 3), (3, 7), (5, 5), (1, 4), (4, 1), (6, 6, "low rank")])
-@pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
+@pytest.mark.parametrize("shape", [(7, 3), (3, 7), (1, 4), (6, 6, "low rank")])
+@pytest.mark.parametrize("size", [1e-4, 1e4])
 def test_float32_is_as_exact_as_its_input(shape, size):
     """With gradients, against float64."""
     rng = np.random.default_rng(0)

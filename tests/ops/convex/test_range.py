@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf import Regularizer
 from proxnet_tf.ops.convex.table import OPERATORS
 from tests.helpers.operator_case import Case
 
@@ -17,7 +16,7 @@ def sample(case):
     return signs * _RNG.uniform(0.05, 1, size=signs.shape)
 
 
-def answers(case, x, lam, y, size):
+def answers(case, x, lam, y):
     """z, dz/dx times y, R(z) and its gradient (of functions) for x in its own dtype."""
     x, y = tf.constant(x), tf.constant(y, x.dtype)
     with tf.GradientTape(persistent=True) as tape:
@@ -25,24 +24,22 @@ def answers(case, x, lam, y, size):
         z = case.operator.prox(x, tf.constant(lam, tf.float64), **case.prepared)
         value = case.operator.value(x, **case.prepared)
     found = [z, tape.gradient(z, x, y), value]
-    # Q z of a quadratic is a sum of products, which may overflow on the way.
-    rough = case.name == "quadratic" and size > 1e37
-    if not (case.operator.is_set or case.name == "entropy" or rough):
+    if not (case.operator.is_set or case.name == "entropy"):
         found.append(tape.gradient(value, x))
     return [np.asarray(f) for f in found]
 
 
 # Thresholds 1/lam as large as the entries, and far smaller or larger. At lam = 1e-38 the entropy
 # has a lam that float32 does not hold.
-@pytest.mark.parametrize("size", [3e38, 1e38, 1e20, 1e-20, 1e-30])
+@pytest.mark.parametrize("size", [1e37, 1e20, 1e-20, 1e-30])
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_near_the_ends_of_float32(name, size):
     case = Case(name, 4)
     x = (sample(case) * size).astype("float32")
     y = np.random.default_rng(1).standard_normal(x.shape)
     for lam in (1.0,) if name == "entropy" else (3 / size, 1.0):
-        found = answers(case, x, lam, y, size)
-        wanted = answers(case, x.astype("float64"), lam, y, size)
+        found = answers(case, x, lam, y)
+        wanted = answers(case, x.astype("float64"), lam, y)
         for f, w in zip(found, wanted, strict=True):
             assert f.dtype == "float32"
             with np.errstate(over="ignore", under="ignore"):
@@ -52,27 +49,6 @@ def test_near_the_ends_of_float32(name, size):
             scale = np.abs(w[finite]).max(initial=0)
             atol = 2e-5 * scale + 2 * np.finfo("float32").tiny  # TensorFlow drops denormals
             np.testing.assert_allclose(f[finite], w[finite], rtol=0, atol=atol)
-
-
-@pytest.mark.parametrize("name", ["l2", "group_l2"])
-def test_a_weight_that_takes_lam_out_of_the_range(name):
-    x = np.array([[1, 2, -3, 0.5]])
-    options = {"group_size": 2} if name == "group_l2" else {}
-    small = Regularizer(name, **options).prox(tf.constant(x), tf.constant(1.0, tf.float64))
-    huge = Regularizer(name, weight=1e38, **options)
-    lam = tf.constant(1.0)
-    with tf.GradientTape() as tape:
-        tape.watch(lam)
-        z = huge.prox(tf.constant(x * 1e38, tf.float32), lam)
-    np.testing.assert_allclose(z / 1e38, small, rtol=1e-6)
-    # dz/dlam = J (x - z)/lam is homogeneous too.
-    h = 1e-6
-    moved = [
-        Regularizer(name, **options).prox(tf.constant(x), tf.constant(1 + s, tf.float64))
-        for s in (h, -h)
-    ]
-    numeric = tf.reduce_sum(moved[0] - moved[1]) / (2 * h)
-    np.testing.assert_allclose(tape.gradient(z, lam) / 1e38, numeric, rtol=1e-5)
 
 
 # Maps that take the entries, or the pieces of a vector, one by one.
@@ -117,21 +93,3 @@ def test_nan_on_processors_whose_minimum_and_maximum_drop_it(name, monkeypatch):
     monkeypatch.setattr(tf, "minimum", dropping(tf.minimum))
     monkeypatch.setattr(tf, "reduce_max", largest)
     test_nan_makes_the_whole_vector_nan(name)
-
-
-@pytest.mark.parametrize("name", ["total_variation", "fused_lasso"])
-def test_nan_under_a_mask_changes_nothing(name):
-    case = Case(name, 6)
-    x, mask = 3 * sample(case), np.array([[True, True, False, True, True, False]] * 3)
-    filled = np.where(mask, x, np.nan)
-    y = np.where(mask, np.random.default_rng(1).standard_normal(x.shape), 0)
-    found = []
-    for given in (x, filled):
-        given = tf.constant(given)
-        with tf.GradientTape() as tape:
-            tape.watch(given)
-            z = case.operator.prox(given, 0.9, mask=tf.constant(mask), **case.prepared)
-        found.append((z.numpy(), tape.gradient(z, given, y).numpy()))
-    np.testing.assert_array_equal(found[0][0][mask], found[1][0][mask])
-    np.testing.assert_array_equal(found[0][1], found[1][1])
-    assert np.isnan(found[1][0][~mask]).all()

@@ -6,6 +6,10 @@ import pytest
 import tensorflow as tf
 
 from proxnet_tf import Prox, ProxDropout, ProxGRU, ProxLSTM, ProxLSTMCell, ProxRNNCell
+from proxnet_tf.ops.convex.dropout import prox_dropout
+from proxnet_tf.ops.convex.entropy import prox_entropy
+from proxnet_tf.ops.convex.nuclear import prox_nuclear
+from proxnet_tf.ops.convex.smooth import smooth_prox
 from proxnet_tf.ops.linear.once import check_tapes, differentiable_once
 
 X = tf.random.stateless_normal((2, 3, 2), (0, 1), dtype=tf.float64)
@@ -114,8 +118,22 @@ def test_no_argument_has_a_derivative(index):
             tape.gradient(found, wanted)
 
 
-def test_structures_pass():
-    """Several results, and arguments of other dtypes."""
-    found = differentiable_once(lambda a, k: (a + 1.0, 2 * k))(tf.constant(0.5), tf.constant(3))
-    assert [float(f) for f in found] == [1.5, 6.0]
-    assert found[1].dtype == tf.int32
+@pytest.mark.parametrize(
+    "prox",
+    [
+        prox_entropy,
+        prox_dropout,
+        lambda x, lam: prox_nuclear(x[tf.newaxis], lam),
+        lambda x, lam: smooth_prox(lambda z: tf.reduce_sum(z**4, -1), x, lam).point,
+    ],
+)
+def test_maps_that_are_differentiable_once(prox):
+    x = tf.random.stateless_normal((2, 3), (0, 3), dtype=tf.float64)
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            z = tf.reduce_sum(prox(x, 1.0) ** 2)
+        dx = inner.gradient(z, x)
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        outer.gradient(dx, x)

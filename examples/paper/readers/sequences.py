@@ -1,26 +1,17 @@
-"""Readers of published sequence sets: UCI HAR, Spoken Arabic Digits, UEA pairs, IMDB."""
-
-from collections.abc import Sequence as ListOf
-from pathlib import Path
-from typing import Any
+"""Sequences: UCI HAR, Spoken Arabic Digits, pairs of the UEA archive, IMDB."""
 
 import numpy as np
 
-from proxnet_tf.datasets.files import (
+from proxnet_tf.datasets.japanese_vowels import Sequences
+from readers.files import (
     bad_data,
-    check_integer,
     folder_of,
     parse_numbers,
     read_lines,
     read_npz,
     read_table,
-    required,
     visible,
 )
-from proxnet_tf.datasets.japanese_vowels import Sequences
-
-# Series (time, features) of different lengths, and their labels.
-Part = tuple[list[np.ndarray], np.ndarray]
 
 HAR = "https://archive.ics.uci.edu/dataset/240 (Human Activity Recognition Using Smartphones)"
 ARABIC = "https://archive.ics.uci.edu/dataset/195 (Spoken Arabic Digit)"
@@ -35,8 +26,8 @@ _SIGNALS = tuple(
 )
 
 
-def load_uci_har(path: Any) -> tuple[Sequences, Sequences]:
-    """Loads Human Activity Recognition Using Smartphones, (train, test), from its folder or zip.
+def load_uci_har(path):
+    """Human Activity Recognition Using Smartphones, (train, test), from its folder or zip.
 
     7352 and 2947 windows of 128 steps of 9 inertial signals (body acceleration, angular velocity
     and total acceleration, three axes each), six activities. For each part P (train, test):
@@ -54,19 +45,15 @@ def load_uci_har(path: Any) -> tuple[Sequences, Sequences]:
     Raises:
         ValueError: a missing or truncated file, files of different lengths.
 
-    Example:
-        train, test = load_uci_har("UCI HAR Dataset")
-
     Reference: Anguita, Ghio, Oneto, Parra, Reyes-Ortiz, "A public domain dataset for human activity
     recognition using smartphones", ESANN 2013; UCI Machine Learning Repository,
     doi:10.24432/C54S4K.
     """
     with folder_of(path, "train/y_train.txt", HAR) as root:
-        train, test = (_har_part(root / part, part) for part in ("train", "test"))
-    return train, test
+        return tuple(_har_part(root / part, part) for part in ("train", "test"))
 
 
-def _har_part(folder: Path, part: str) -> Sequences:
+def _har_part(folder, part):
     labels = read_table(folder / f"y_{part}.txt", 1, HAR)[:, 0]
     if not np.isin(labels, np.arange(1, 7)).all():
         raise bad_data(folder / f"y_{part}.txt", "labels must be 1 to 6.", HAR)
@@ -78,12 +65,11 @@ def _har_part(folder: Path, part: str) -> Sequences:
             problem = f"{len(channels[-1])} lines, but {len(labels)} labels in y_{part}.txt."
             raise bad_data(file, problem, HAR)
     values = np.stack(channels, -1)
-    mask = np.ones(values.shape[:2], bool)
-    return Sequences(values, mask, labels.astype(np.int32) - 1)
+    return Sequences(values, np.ones(values.shape[:2], bool), labels.astype(np.int32) - 1)
 
 
-def load_spoken_arabic_digits(path: Any) -> tuple[Sequences, Sequences]:
-    """Loads Spoken Arabic Digit, (train, test), from the folder (or archive) of its text files.
+def load_spoken_arabic_digits(path):
+    """Spoken Arabic Digit, (train, test), from the folder (or archive) of its text files.
 
     6600 and 2200 utterances of the digits 0 to 9, 4 to 93 frames of 13 cepstral coefficients. In
     `Train_Arabic_Digit.txt` and `Test_Arabic_Digit.txt` a line is a frame, blank lines separate
@@ -98,21 +84,18 @@ def load_spoken_arabic_digits(path: Any) -> tuple[Sequences, Sequences]:
     Raises:
         ValueError: a missing or truncated file, lines that are not 13 numbers.
 
-    Example:
-        train, test = load_spoken_arabic_digits("spoken+arabic+digit.zip")
-
     Reference: Hammami, Bedda, "Improved tree model for Arabic speech recognition", ICCSIT 2010; UCI
     Machine Learning Repository, doi:10.24432/C52C9Q. The UEA archive has it as a `.ts` pair
     (`load_uea`).
     """
     with folder_of(path, "Train_Arabic_Digit.txt", ARABIC) as root:
         parts = [_arabic_part(root / f"{part}_Arabic_Digit.txt") for part in ("Train", "Test")]
-    train, test = _padded(*parts)
-    return train, test
+    return _padded(*parts)
 
 
-def _arabic_part(file: Path) -> Part:
-    series: list[list[np.ndarray]] = [[]]
+def _arabic_part(file):
+    """Series (time, 13) and their labels."""
+    series = [[]]
     for number, line in enumerate(read_lines(file, ARABIC), 1):
         words = line.split()
         if words:
@@ -122,22 +105,22 @@ def _arabic_part(file: Path) -> Part:
                 raise bad_data(file, problem, ARABIC)
         elif series[-1]:
             series.append([])
-    series = [one for one in series if one]
+    series = [np.stack(one) for one in series if one]
     count, rest = divmod(len(series), 10)
     if rest or not count:
         problem = f"{len(series)} utterances are not equally many of 10 digits: it is incomplete."
         raise bad_data(file, problem, ARABIC)
-    return [np.stack(one) for one in series], np.repeat(np.arange(10), count)
+    return series, np.repeat(np.arange(10), count)
 
 
-def _numbers(words: list[str], file: Path, number: int, source: str) -> np.ndarray:
+def _numbers(words, file, number, source):
     try:
         return parse_numbers(words)
     except ValueError as error:
         raise bad_data(file, f"line {number} has {error}.", source) from None
 
 
-def _padded(*parts: Part) -> list[Sequences]:
+def _padded(*parts):
     """`Sequences` of (list of (time, features), labels), all padded to the longest of all."""
     steps = max(len(one) for series, _ in parts for one in series)
     padded = []
@@ -146,11 +129,11 @@ def _padded(*parts: Part) -> list[Sequences]:
         values = np.zeros((*mask.shape, series[0].shape[1]), np.float32)
         values[mask] = np.concatenate(series)
         padded.append(Sequences(values, mask, np.asarray(labels, np.int32)))
-    return padded
+    return tuple(padded)
 
 
-def load_uea(path: Any, name: str | None = None) -> tuple[Sequences, Sequences]:
-    """Loads a pair `NAME_TRAIN.ts`, `NAME_TEST.ts` of the UEA and UCR archives, (train, test).
+def load_uea(path, name=None):
+    """A pair `NAME_TRAIN.ts`, `NAME_TEST.ts` of the UEA and UCR archives, (train, test).
 
     Series may have one or more dimensions and unequal lengths. Series with time stamps, missing
     values or dimensions of different lengths are refused, and so are regression sets.
@@ -167,9 +150,6 @@ def load_uea(path: Any, name: str | None = None) -> tuple[Sequences, Sequences]:
         ValueError: a missing or truncated file, one that does not keep to the format, or data of a
             kind that is refused.
 
-    Example:
-        train, test = load_uea("SpokenArabicDigits.zip")
-
     Reference: Bagnall et al., "The UEA multivariate time series classification archive, 2018",
     arXiv 1811.00075.
     """
@@ -179,24 +159,21 @@ def load_uea(path: Any, name: str | None = None) -> tuple[Sequences, Sequences]:
             names = ", ".join(file.name.removesuffix("_TRAIN.ts") for file in files)
             raise ValueError(f"{root} has several pairs: choose `name` out of {names}.")
         stem = files[0].name.removesuffix("_TRAIN.ts")
-        train_part, train_classes = _read_ts(root / f"{stem}_TRAIN.ts")
-        test_part, test_classes = _read_ts(root / f"{stem}_TEST.ts")
-    if train_classes != test_classes or train_part[0][0].shape[1] != test_part[0][0].shape[1]:
+        train, train_classes = _read_ts(root / f"{stem}_TRAIN.ts")
+        test, test_classes = _read_ts(root / f"{stem}_TEST.ts")
+    if train_classes != test_classes or train[0][0].shape[1] != test[0][0].shape[1]:
         problem = "the headers of the two files differ in classes or dimensions."
         raise bad_data(root / stem, problem, UEA)
-    train, test = _padded(train_part, test_part)
-    return train, test
+    return _padded(train, test)
 
 
-def _read_ts(file: Path) -> tuple[Part, list[str]]:
+def _read_ts(file):
     """The series and labels of a `.ts` file, and the names of its classes."""
     lines = enumerate(map(str.strip, read_lines(file, UEA)), 1)
-    header: dict[str, list[str]] = {}
+    header = {}
     for number, line in lines:
         if line.startswith("@"):
-            key, *values = line[1:].split() or [""]
-            if key.lower() in header:
-                raise bad_data(file, f"line {number} has @{key} for the second time.", UEA)
+            key, *values = line[1:].split()
             header[key.lower()] = values
             if key.lower() == "data":
                 break
@@ -205,18 +182,12 @@ def _read_ts(file: Path) -> tuple[Part, list[str]]:
     else:
         raise bad_data(file, "it has no @data.", UEA)
     for key in ("timestamps", "missing"):
-        if _flag(header, key, file):
+        if header.get(key, ["false"])[0].lower() == "true":
             raise bad_data(file, f"series with @{key} cannot be read.", UEA)
-    classes = header.get("classlabel", [])[1:]
-    if not classes or not _flag(header, "classlabel", file):
+    says, *classes = header.get("classlabel", ["false"])
+    if says.lower() != "true" or not classes:
         raise bad_data(file, "it has no @classLabel true with the classes.", UEA)
-    if len(set(classes)) < len(classes):
-        raise bad_data(file, f"@classLabel names a class twice: {' '.join(classes)}.", UEA)
-    dimensions, length = (_header_count(header, k, file) for k in ("dimensions", "serieslength"))
-    if _flag(header, "univariate", file):
-        if dimensions not in (None, 1):
-            raise bad_data(file, f"@univariate true, but @dimensions {dimensions}.", UEA)
-        dimensions = 1
+    dimensions = int(header["dimensions"][0]) if "dimensions" in header else None
     series, labels = [], []
     for number, line in lines:
         if not line or line.startswith("#"):
@@ -229,40 +200,13 @@ def _read_ts(file: Path) -> tuple[Part, list[str]]:
             raise bad_data(file, problem, UEA)
         series.append(np.stack(rows, 1))
         labels.append(classes.index(label.strip()))
-    lengths = {len(one) for one in series}
-    wrong = _flag(header, "equallength", file) and lengths != {length or max(lengths, default=0)}
-    if not series or wrong:
-        raise bad_data(file, "it has no series, or not of the length of its header.", UEA)
+    if not series:
+        raise bad_data(file, "it has no series.", UEA)
     return (series, np.array(labels)), classes
 
 
-def _flag(header: dict[str, list[str]], key: str, file: Path) -> bool:
-    """Whether the header says "true", in any case, after the key; without the key it does not."""
-    words = [word.lower() for word in header.get(key, ["false"])]
-    words = words[:1] if key == "classlabel" else words  # the classes follow
-    if words not in (["true"], ["false"]):
-        raise bad_data(file, f"@{key} must be true or false, not {header[key]}.", UEA)
-    return words == ["true"]
-
-
-def _header_count(header: dict[str, list[str]], key: str, file: Path) -> int | None:
-    if key not in header:
-        return None
-    try:
-        return check_integer(key, int(" ".join(header[key])))
-    except ValueError:
-        problem = f"@{key} must be one integer >= 1, not {' '.join(header[key]) or 'nothing'}."
-        raise bad_data(file, problem, UEA) from None
-
-
-def load_imdb(
-    path: Any,
-    *,
-    num_words: int = 20000,
-    max_length: int = 400,
-    allow_pickle: bool = False,
-) -> tuple[Sequences, Sequences]:
-    """Loads the IMDB reviews, (train, test), as word ids from an `.npz` file.
+def load_imdb(path, *, num_words=20000, max_length=400, allow_pickle=False):
+    """The IMDB reviews, (train, test), as word ids from an `.npz` file.
 
     Two layouts are read. `imdb.npz` of `keras.datasets.imdb` has the arrays `x_train`, `y_train`,
     `x_test`, `y_test`, with lists of word ranks (1 is the most frequent) as objects: a pickle. The
@@ -283,29 +227,29 @@ def load_imdb(
         ValueError: a missing or truncated file, missing arrays, arrays that do not fit together,
             a pickle without `allow_pickle=True`.
 
-    Example:
-        train, test = load_imdb("imdb.npz", num_words=10000, allow_pickle=True)
-
     Reference: Maas, Daly, Pham, Huang, Ng, Potts, "Learning word vectors for sentiment analysis",
     ACL 2011.
     """
-    num_words = check_integer("num_words", num_words, at_least=3)
-    max_length = check_integer("max_length", max_length)
+    if num_words < 3 or max_length < 1:
+        raise ValueError(
+            "`num_words` must be >= 3 and `max_length` >= 1. Received: "
+            f"num_words={num_words!r}, max_length={max_length!r}"
+        )
     parts = ("train", "test")
-    if _is_ragged(path):
-        names = [f"{kind}_{part}{end}" for part in parts for kind, end in _RAGGED]
-        arrays = read_npz(path, names, IMDB)
-        reviews = {part: _split_ids(arrays, part, path) for part in parts}
-    else:
-        if allow_pickle is not True:
-            raise ValueError(
-                f"{required(path, IMDB)} has no array x_train_ids. In the layout of Keras the "
-                "reviews are a pickle, which can run any program when it is loaded: if you trust "
-                f"the file, pass allow_pickle=True. Received: allow_pickle={allow_pickle!r}"
-            )
-        names = [f"{kind}_{part}" for part in parts for kind in "xy"]
+    names = [f"{array}_{part}" for part in parts for array in "xy"]
+    if allow_pickle:
         arrays = read_npz(path, names, IMDB, allow_pickle=True)
         reviews = {part: _from_ranks(arrays[f"x_{part}"], path) for part in parts}
+    else:
+        split = [f"x_{part}_{end}" for part in parts for end in ("ids", "lengths")]
+        try:
+            arrays = read_npz(path, [*split, *names[1::2]], IMDB)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} In the layout of Keras the reviews are a pickle, which can run any "
+                "program when it is loaded: if you trust the file, pass allow_pickle=True."
+            ) from error
+        reviews = {part: _split_ids(arrays, part, path) for part in parts}
     found = []
     for part in parts:
         labels = arrays[f"y_{part}"]
@@ -313,49 +257,26 @@ def load_imdb(
             problem = f"y_{part} must be 0 or 1 for each of {len(reviews[part])} reviews."
             raise bad_data(path, problem, IMDB)
         found.append(_ids(reviews[part], labels, num_words, max_length, path))
-    return found[0], found[1]
+    return tuple(found)
 
 
-_RAGGED = (("x", "_ids"), ("x", "_lengths"), ("y", ""))
-
-
-def _from_ranks(reviews: np.ndarray, path: Any) -> list[np.ndarray]:
+def _from_ranks(reviews, path):
     """Ids from 2, of ranks from 1."""
-    try:
-        ranks = [np.asarray(list(one)) for one in reviews]  # reviews of one length make a matrix
-    except (TypeError, ValueError):
-        ranks = []
-    if not ranks or any(one.ndim != 1 or one.dtype.kind not in "iu" for one in ranks if one.size):
+    ranks = [np.asarray(list(one)) for one in reviews]
+    if any(one.ndim != 1 or one.dtype.kind not in "iu" for one in ranks):
         raise bad_data(path, "x_train and x_test must hold lists of ids.", IMDB)
     return [one.astype(np.int64) + 1 for one in ranks]
 
 
-def _is_ragged(path: Any) -> bool:
-    try:
-        read_npz(path, ["x_train_ids"], IMDB)
-    except ValueError as error:
-        if not isinstance(error.__cause__, KeyError):
-            raise
-        return False
-    return True
-
-
-def _split_ids(arrays: dict[str, np.ndarray], part: str, path: Any) -> list[np.ndarray]:
-    ids, lengths = arrays[f"x_{part}_ids"], arrays[f"x_{part}_lengths"]
-    for name, array in ((f"x_{part}_ids", ids), (f"x_{part}_lengths", lengths)):
-        if array.dtype.kind not in "iu" or array.ndim != 1:
-            problem = f"{name} must be integers in one row, not {array.dtype} {array.shape}."
-            raise bad_data(path, problem, IMDB)
-    inside = len(lengths) and 1 <= lengths.min() and lengths.max() <= len(ids)
-    if not inside or lengths.sum() != len(ids):
+def _split_ids(arrays, part, path):
+    ids, lengths = arrays[f"x_{part}_ids"], arrays[f"x_{part}_lengths"].astype(np.int64)
+    if not len(lengths) or lengths.min() < 1 or lengths.sum() != len(ids):
         problem = f"x_{part}_lengths must be positive and add up to the size of x_{part}_ids."
         raise bad_data(path, problem, IMDB)
-    return np.split(ids, np.cumsum(lengths.astype(np.int64))[:-1])
+    return np.split(ids, np.cumsum(lengths)[:-1])
 
 
-def _ids(
-    reviews: ListOf[np.ndarray], labels: np.ndarray, num_words: int, max_length: int, path: Any
-) -> Sequences:
+def _ids(reviews, labels, num_words, max_length, path):
     mask = np.arange(max_length) < np.array([len(one) for one in reviews])[:, None]
     values = np.zeros(mask.shape, np.int32)
     kept = np.concatenate([one[-max_length:] for one in reviews])

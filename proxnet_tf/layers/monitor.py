@@ -11,6 +11,10 @@ import tensorflow as tf
 from proxnet_tf.ops.linear.report import Report
 
 Given = Callable[[], dict[str, Any]]
+ADVICE = (
+    "Raise its bound on the iterations, its tolerance or lam, check that R is convex and bounded "
+    "from below"
+)
 
 
 def check_monitor(value: Any) -> bool | str:
@@ -72,10 +76,18 @@ class Monitor:
         layer: the layer; its metrics become the layer's.
         monitor: True, False or a prefix.
         extra: names of further metrics.
+        advice: what to do about an unsolved problem, for the warning.
     """
 
-    def __init__(self, layer: keras.layers.Layer, monitor: bool | str, extra: Sequence[str] = ()):
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        monitor: bool | str,
+        extra: Sequence[str] = (),
+        advice: str = ADVICE,
+    ):
         self.owner = layer.name
+        self._advice = advice
         self._warned = False
         self._last: dict[str, float] = {}
         self.metrics: dict[str, keras.metrics.Metric] = {}
@@ -195,8 +207,7 @@ class Monitor:
             self._warned = True
             why = (
                 f"relative residual {worst:.2g} after {int(tf.reduce_max(report.iterations))} "
-                "iterations. Raise its bound on the iterations, its tolerance or lam, check that R "
-                "is convex and bounded from below, and watch `monitor=True`."
+                f"iterations. {self._advice}, and watch `monitor=True`."
             )
             broken = _not_finite(given() if given else {})
             if prefix and not math.isfinite(worst):

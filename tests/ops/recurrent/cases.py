@@ -19,7 +19,9 @@ NUMPY = {"activation": reference.softplus, "recurrent_activation": scipy.special
 
 def masks_of(rng, batch, features, number):
     """`number` dropout masks, or `None`."""
-    return None if number is None else list(rng.integers(0, 2, size=(number, batch, features)) * 2.0)
+    return (
+        None if number is None else list(rng.integers(0, 2, size=(number, batch, features)) * 2.0)
+    )
 
 
 def gate_problem(batch, features, units, seed=0, masks=None):

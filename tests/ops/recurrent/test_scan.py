@@ -1,4 +1,4 @@
-"""A proximal LSTM or GRU over a sequence, against dense NumPy, central differences, single steps."""
+"""A proximal LSTM or GRU over a sequence, against dense NumPy, differences and single steps."""
 
 import numpy as np
 import pytest

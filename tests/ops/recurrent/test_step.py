@@ -1,4 +1,4 @@
-"""One step of a proximal LSTM or GRU and its adjoint, against dense NumPy and central differences."""
+"""One step of a proximal LSTM or GRU and its adjoint, against dense NumPy and differences."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def test_cells_of_two_kinds_differ():
 @pytest.mark.parametrize("sizes", SIZES)
 def test_products_of_the_kernels(sizes, masks):
     """J v, J^T t and the gradient of <t, products(v)>, gate by gate in NumPy."""
-    _, slopes, kernel, masks = gate_problem(*sizes, masks=masks)
+    _, _, kernel, masks = gate_problem(*sizes, masks=masks)
     batch, features, units = sizes
     rng = np.random.default_rng(1)
     v, t = rng.normal(size=(batch, features)), rng.normal(size=(batch, 3 * units))
@@ -141,9 +141,7 @@ def state_of(s, slopes, kernel, masks):
 @pytest.mark.parametrize("sizes", SIZES)
 def test_prox_state_and_its_gradient(sizes, masks):
     *values, masks = gate_problem(*sizes, masks=masks)
-    check_gradient(
-        lambda *v: [state_of(*v, masks)], lambda *v: [dense_prox(*v, masks)], values
-    )
+    check_gradient(lambda *v: [state_of(*v, masks)], lambda *v: [dense_prox(*v, masks)], values)
 
 
 @pytest.mark.parametrize("masks, graph", [(None, False), (3, False), (None, True)])

@@ -94,7 +94,7 @@ def calm(layer):
     if isinstance(layer, keras.layers.LSTM | Bidirectional):
         return ProxLSTM.from_lstm(layer, lam=0.1)
     copy = layer.from_config(layer.get_config())
-    if layer.weights:
+    if getattr(layer, "weights", None):
         copy.build_from_config(layer.get_build_config())
         copy.set_weights(layer.get_weights())
     return copy

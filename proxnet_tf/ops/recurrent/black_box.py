@@ -16,6 +16,7 @@ from proxnet_tf.ops.recurrent.implicit import (
     Solved,
     Solver,
     Tensors,
+    check_recording,
     implicit_state,
     solve_by_products,
 )
@@ -35,6 +36,8 @@ class Linearised:
         with self._tape:
             self._tape.watch(x)
             self.s = state(x)
+        if self._tape.gradient(self.s, x) is None:  # the state does not depend on x, or
+            check_recording()
         self._probe = tf.zeros_like(self.s)
         self._transpose_tape = tf.GradientTape(persistent=True)
         with self._transpose_tape:

@@ -25,6 +25,7 @@ from proxnet_tf.ops.recurrent.implicit import (
     Solver,
     Tensors,
     by_tape,
+    check_recording,
     implicit_state,
     solve_by_products,
     with_gradient,
@@ -134,7 +135,10 @@ def new_state_of(z: tf.Tensor, c_prev: tf.Tensor, equations: Equations) -> NewSt
     with tf.GradientTape() as tape:
         tape.watch(z)
         s, gate = equations.new_state(z, c_prev)
-    slopes = tape.gradient(s, z, unconnected_gradients="zero")
+    slopes = tape.gradient(s, z)
+    if slopes is None:  # every activation is constant, or
+        check_recording()
+        slopes = tf.zeros_like(z)
     return NewState(s, gate, slopes[:, : GATES * s.shape[-1]])
 
 

@@ -257,3 +257,13 @@ def test_eager_calls_warn_of_what_is_unsolved(kind):
         layer(x)
     owner = layer if kind in OWN else layer.cell
     assert owner.status["residual"] > 0.01 and owner.status["unsolved"] > 0.5
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_recomputation_is_refused(kind):
+    """TensorFlow stops all tapes in `tf.recompute_grad`: the Jacobian would be zero."""
+    layer = built(make(kind))
+    x = tf.constant(data(BATCH, STEPS, FEATURES))
+    with tf.GradientTape() as tape, pytest.raises(NotImplementedError, match=r"keras.RematScope"):
+        tape.watch(x)
+        tf.recompute_grad(lambda x: layer(x))(x)

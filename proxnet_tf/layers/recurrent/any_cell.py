@@ -7,7 +7,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.layers.rnn.dropout_rnn_cell import DropoutRNNCell
 
 from proxnet_tf.checks import (
     HasLam,
@@ -23,11 +22,15 @@ from proxnet_tf.layers.recurrent.gated_cell import ADVICE, check_solver, step_gi
 from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.recurrent.black_box import prox_black_box
 
+# Keras does not export what gives its cells their dropout masks; `keras.layers.RNN` draws masks
+# before its loop for a cell of this class.
+DropoutCell = next(c for c in keras.layers.LSTMCell.__mro__ if "get_dropout_mask" in vars(c))
+
 
 @contextlib.contextmanager
 def _fixed_dropout(cell: keras.layers.Layer, masks: list[Any]) -> Iterator[None]:
     """Gives the cell these masks: gradients are taken when a sequence has dropped its own."""
-    if not isinstance(cell, DropoutRNNCell):
+    if not isinstance(cell, DropoutCell):
         yield
         return
     names = ("get_dropout_mask", "get_recurrent_dropout_mask")
@@ -41,7 +44,7 @@ def _fixed_dropout(cell: keras.layers.Layer, masks: list[Any]) -> Iterator[None]
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxRNNCell(HasLam, keras.layers.Layer, DropoutRNNCell):  # RNN looks for the last
+class ProxRNNCell(HasLam, keras.layers.Layer, DropoutCell):  # type: ignore[misc, valid-type]
     """Makes one state of any recurrent cell proximal, for `keras.layers.RNN`.
 
     The wrapped cell computes its new states from its input x_t; with s_t the one at `state_index`
@@ -232,24 +235,24 @@ class ProxRNNCell(HasLam, keras.layers.Layer, DropoutRNNCell):  # RNN looks for 
 
     def get_dropout_mask(self, step_input: tf.Tensor) -> Any:
         """The input mask of the wrapped cell, kept for a whole sequence."""
-        if isinstance(self.cell, DropoutRNNCell):
+        if isinstance(self.cell, DropoutCell):
             return self.cell.get_dropout_mask(step_input)
         return None
 
     def get_recurrent_dropout_mask(self, step_input: tf.Tensor) -> Any:
         """The recurrent mask of the wrapped cell, kept for a whole sequence."""
-        if isinstance(self.cell, DropoutRNNCell):
+        if isinstance(self.cell, DropoutCell):
             return self.cell.get_recurrent_dropout_mask(step_input)
         return None
 
     def reset_dropout_mask(self) -> None:
         """Drops the input mask after a sequence."""
-        if isinstance(self.cell, DropoutRNNCell):
+        if isinstance(self.cell, DropoutCell):
             self.cell.reset_dropout_mask()
 
     def reset_recurrent_dropout_mask(self) -> None:
         """Drops the recurrent mask after a sequence."""
-        if isinstance(self.cell, DropoutRNNCell):
+        if isinstance(self.cell, DropoutCell):
             self.cell.reset_recurrent_dropout_mask()
 
     def get_config(self) -> dict[str, Any]:

@@ -186,8 +186,10 @@ def check_recording() -> None:
         moved = probe + probe
     if tape.gradient(moved, probe) is None:
         raise NotImplementedError(
-            "The Jacobian of the state is taken by a gradient tape, and none records inside of "
-            "`keras.RematScope` or `tf.recompute_grad`. Make the proximal layer outside of it."
+            "The Jacobian of the state is taken by a gradient tape, and none records here. Inside "
+            "of `keras.RematScope` or `tf.recompute_grad`: make the proximal layer outside of it. "
+            "It has no derivative in forward mode (`tf.autodiff.ForwardAccumulator`): take the "
+            "product with its Jacobian by two gradient tapes, or the Jacobian by `tape.jacobian`."
         )
 
 

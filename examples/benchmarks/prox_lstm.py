@@ -64,11 +64,6 @@ LAYERS = {
         lambda u, dtype="float32", **k: RNN(ProxGRUCell(u, dtype=dtype, **k), dtype=dtype),
         "RNN(GRUCell)",
     ),
-    "RNN(GRUCell), reset_after=False": (lambda u, **k: RNN(GRU_CELL(u, reset_after=False)), None),
-    "ProxGRU, reset_after=False": (
-        lambda u, **k: ProxGRU(u, reset_after=False, **k),
-        "RNN(GRUCell), reset_after=False",
-    ),
     "RNN(ProxRNNCell(GRUCell))": (
         lambda u, dtype="float32", jit_compile=False, **k: RNN(
             ProxRNNCell(GRU_CELL(u, dtype=dtype), dtype=dtype, **k), dtype=dtype
@@ -110,11 +105,11 @@ def measure(steps, rounds):
 
 
 def errors(layer, name, inputs, run):
-    """Of outputs and of gradients, against float64 and Cholesky's decomposition."""
+    """Of outputs and of gradients, against float64."""
     make, plain = LAYERS[name]
     if plain is None:
         return "", ""
-    exact = make(layer.cell.output_size, dtype="float64", solver="cholesky", jit_compile=False)
+    exact = make(layer.cell.output_size, dtype="float64", jit_compile=False)
     exact.build(inputs.shape)
     for ours, theirs in zip(exact.trainable_variables, layer.trainable_variables, strict=True):
         ours.assign(tf.cast(theirs, "float64"))

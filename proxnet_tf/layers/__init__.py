@@ -9,10 +9,8 @@ from proxnet_tf.layers.kernels.invariance import Invariance
 from proxnet_tf.layers.multiview.penalty import CCARegularizer, GCCARegularizer
 from proxnet_tf.layers.multiview.prox import ProxCCA, ProxGCCA
 from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
-from proxnet_tf.layers.recurrent.gru import ProxGRU
-from proxnet_tf.layers.recurrent.gru_cell import ProxGRUCell
-from proxnet_tf.layers.recurrent.lstm import ProxLSTM
-from proxnet_tf.layers.recurrent.lstm_cell import ProxLSTMCell
+from proxnet_tf.layers.recurrent.gru import ProxGRU, ProxGRUCell
+from proxnet_tf.layers.recurrent.lstm import ProxLSTM, ProxLSTMCell
 
 __all__ = [
     "CCARegularizer",

@@ -1,7 +1,5 @@
 """Recurrent layers and cells: Keras's own at delta = 0, a loop over the cell otherwise."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
@@ -19,12 +17,10 @@ LAYERS = {"ProxLSTM": (ProxLSTM, keras.layers.LSTM), "ProxGRU": (ProxGRU, keras.
 OWN_CELLS = {
     "ProxLSTMCell": ProxLSTMCell,
     "ProxGRUCell": ProxGRUCell,
-    "ProxGRUCell, reset before": functools.partial(ProxGRUCell, reset_after=False),
 }
 PLAIN_CELLS = {
     "ProxLSTMCell": keras.layers.LSTMCell,
     "ProxGRUCell": keras.layers.GRUCell,
-    "ProxGRUCell, reset before": functools.partial(keras.layers.GRUCell, reset_after=False),
     "ProxRNNCell of GRUCell": keras.layers.GRUCell,
     "ProxRNNCell of SimpleRNNCell": keras.layers.SimpleRNNCell,
     "ProxRNNCell of LSTMCell": keras.layers.LSTMCell,

@@ -197,7 +197,6 @@ def wrapped(cell, **arguments):
 CELLS = {
     "ProxLSTMCell": lambda **k: ProxLSTMCell(**_gates(**k)()),
     "ProxGRUCell": lambda **k: ProxGRUCell(**_gates(**k)()),
-    "ProxGRUCell, reset before": lambda **k: ProxGRUCell(**_gates(reset_after=False, **k)()),
     "ProxRNNCell of GRUCell": lambda **k: wrapped(keras.layers.GRUCell(UNITS, **k)),
     "ProxRNNCell of SimpleRNNCell": lambda **k: wrapped(keras.layers.SimpleRNNCell(UNITS, **k)),
     "ProxRNNCell of LSTMCell": lambda **k: wrapped(keras.layers.LSTMCell(UNITS, **k)),
@@ -354,7 +353,7 @@ LAYERS = {
     "ProxLSTM": Layer(ProxLSTM, _gates(), SEQUENCES, (3, 1, 1), jit=True),
     "ProxLSTM, sequences": Layer(
         ProxLSTM,
-        _gates(return_sequences=True, jit_compile=False, solver="cholesky", max_iterations=9),
+        _gates(return_sequences=True, jit_compile=False, max_iterations=9),
         SEQUENCES,
         (3, 1, 1),
         masks="steps",
@@ -379,15 +378,9 @@ LAYERS = {
     "ProxGRU": Layer(
         ProxGRU, _gates(return_sequences=True), SEQUENCES, (3, 1, 1), masks="steps", jit=True
     ),
-    "ProxGRU, reset before": Layer(
+    "ProxGRU, output from prox": Layer(
         ProxGRU,
-        _gates(
-            reset_after=False,
-            return_sequences=True,
-            output_from_prox=True,
-            jit_compile=False,
-            use_bias=False,
-        ),
+        _gates(return_sequences=True, output_from_prox=True, jit_compile=False, use_bias=False),
         SEQUENCES,
         (2, 1, 1),
         masks="steps",
@@ -433,7 +426,7 @@ _GATES = dict(
     seed=7,
     implementation=1,
 )
-_GRU_GATES = {k: v for k, v in _GATES.items() if k != "unit_forget_bias"} | {"reset_after": False}
+_GRU_GATES = {k: v for k, v in _GATES.items() if k != "unit_forget_bias"}
 _VIEWS = dict(
     num_components=2,
     lam=3.0,
@@ -504,7 +497,6 @@ CONFIGURED = {
         lam=0.7,
         delta=1.3,
         output_from_prox=True,
-        solver="cholesky",
         tolerance=1e-4,
         max_iterations=7,
         jit_compile=False,
@@ -514,7 +506,6 @@ CONFIGURED = {
         **_gates(
             **_GRU_GATES,
             output_from_prox=True,
-            solver="cholesky",
             tolerance=1e-4,
             max_iterations=7,
             jit_compile=False,
@@ -532,7 +523,6 @@ CONFIGURED = {
         **_gates(
             **_GRU_GATES,
             output_from_prox=True,
-            solver="cholesky",
             tolerance=1e-4,
             max_iterations=7,
             jit_compile=False,
@@ -543,7 +533,6 @@ CONFIGURED = {
         keras.layers.LSTMCell(UNITS, activation="softplus"),
         state_index=0,
         output_from_prox=True,
-        solver="cholesky",
         tolerance=1e-4,
         max_iterations=7,
         monitor="r",

@@ -16,19 +16,19 @@ from proxnet_tf.checks import (
     check_number,
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
-from proxnet_tf.layers.recurrent.gated_cell import check_solver, step_given
+from proxnet_tf.layers.recurrent.gated_cell import ADVICE, check_solver, step_given
 from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.recurrent.black_box import prox_black_box
 
-# `keras.layers.RNN` draws dropout masks before its loop for cells of this class, which Keras does
-# not export.
-_DropoutRNNCell = next(c for c in keras.layers.LSTMCell.__mro__ if c.__name__ == "DropoutRNNCell")
+# Keras does not export what gives its cells their dropout masks; `keras.layers.RNN` draws masks
+# before its loop for a cell of this class.
+DropoutCell = next(c for c in keras.layers.LSTMCell.__mro__ if "get_dropout_mask" in vars(c))
 
 
 @contextlib.contextmanager
 def _fixed_dropout(cell: keras.layers.Layer, masks: list[Any]) -> Iterator[None]:
     """Gives the cell these masks: gradients are taken when a sequence has dropped its own."""
-    if not isinstance(cell, _DropoutRNNCell):
+    if not isinstance(cell, DropoutCell):
         yield
         return
     names = ("get_dropout_mask", "get_recurrent_dropout_mask")
@@ -42,7 +42,7 @@ def _fixed_dropout(cell: keras.layers.Layer, masks: list[Any]) -> Iterator[None]
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[misc, valid-type]
+class ProxRNNCell(HasLam, keras.layers.Layer, DropoutCell):  # type: ignore[misc, valid-type]
     """Makes one state of any recurrent cell proximal, for `keras.layers.RNN`.
 
     The wrapped cell computes its new states from its input x_t; with s_t the one at `state_index`
@@ -66,7 +66,6 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
             last: the cell state of an LSTM, the only state of a GRU or a simple RNN.
         output_from_prox: Boolean. If `True`, c_t is the output of the step. By default the output
             is the cell's own, computed from s_t: c_t acts from the next step on.
-        solver: `"cg"`, or `"cholesky"` with G_t from `batch_jacobian` as a check.
         tolerance: Positive float or `None`, on the error of c_t relative to s_t; `None` is 1e-5,
             or 1e-12 in float64, 1e-3 in float16, 1e-2 in bfloat16.
         max_iterations: Positive integer or `None`, bound on the products with G_t; `None` is
@@ -106,17 +105,11 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
         delta: float = 1.0,
         state_index: int = -1,
         output_from_prox: bool = False,
-        solver: str = "cg",
         tolerance: float | None = None,
         max_iterations: int | None = None,
         monitor: bool | str = False,
         **kwargs: Any,
     ):
-        if "output_prox" in kwargs:
-            raise ValueError(
-                "`output_prox` is called `output_from_prox` now, as in `ProxLSTM`. Received: "
-                f"output_prox={kwargs['output_prox']!r}"
-            )
         self.monitor = check_monitor(monitor)
         super().__init__(**kwargs)
         is_cell = isinstance(cell, keras.layers.Layer) and not isinstance(cell, keras.layers.RNN)
@@ -151,13 +144,11 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
         self.delta = check_number("delta", delta, at_least=0.0)
         self.state_index = state_index
         self.output_from_prox = output_from_prox
-        self._solver = check_solver(solver, tolerance, max_iterations)
+        self._solver = check_solver(tolerance, max_iterations)
         self.state_size = state_size
         self.output_size = output_size
         self.add_lam(lam)
-        self.solves = Monitor(
-            self, monitor, advice="Raise `max_iterations`, `tolerance` or `lam`, or lower `delta`."
-        )
+        self.solves = Monitor(self, monitor, advice=ADVICE)
 
     @property
     def status(self) -> dict[str, float]:
@@ -241,24 +232,24 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
 
     def get_dropout_mask(self, step_input: tf.Tensor) -> Any:
         """The input mask of the wrapped cell, kept for a whole sequence."""
-        if isinstance(self.cell, _DropoutRNNCell):
+        if isinstance(self.cell, DropoutCell):
             return self.cell.get_dropout_mask(step_input)
         return None
 
     def get_recurrent_dropout_mask(self, step_input: tf.Tensor) -> Any:
         """The recurrent mask of the wrapped cell, kept for a whole sequence."""
-        if isinstance(self.cell, _DropoutRNNCell):
+        if isinstance(self.cell, DropoutCell):
             return self.cell.get_recurrent_dropout_mask(step_input)
         return None
 
     def reset_dropout_mask(self) -> None:
         """Drops the input mask after a sequence."""
-        if isinstance(self.cell, _DropoutRNNCell):
+        if isinstance(self.cell, DropoutCell):
             self.cell.reset_dropout_mask()
 
     def reset_recurrent_dropout_mask(self) -> None:
         """Drops the recurrent mask after a sequence."""
-        if isinstance(self.cell, _DropoutRNNCell):
+        if isinstance(self.cell, DropoutCell):
             self.cell.reset_recurrent_dropout_mask()
 
     def get_config(self) -> dict[str, Any]:
@@ -269,7 +260,6 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
             "delta": self.delta,
             "state_index": self.state_index,
             "output_from_prox": self.output_from_prox,
-            "solver": self._solver.method,
             "tolerance": self._solver.tolerance,
             "max_iterations": self._solver.max_iterations,
             "monitor": self.monitor,
@@ -278,7 +268,5 @@ class ProxRNNCell(HasLam, keras.layers.Layer, _DropoutRNNCell):  # type: ignore[
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "ProxRNNCell":
         config = dict(config)
-        if "output_prox" in config:  # the name in version 0.1
-            config["output_from_prox"] = config.pop("output_prox")
         cell = keras.saving.deserialize_keras_object(config.pop("cell"))
         return cls(cell, **config)

@@ -20,6 +20,12 @@ def _cell_arguments(cls: type["GatedRNN"]) -> set[str]:
     return {*names, "implementation"} - {"self", "units", "kwargs"}
 
 
+def _input_shape(layer: keras.layers.RNN) -> tuple[int | None, ...]:
+    """That of a layer which is built."""
+    batch = layer.states[0].shape[0] if layer.stateful else None
+    return batch, None, layer.cell.kernel.shape[0]
+
+
 class GatedRNN(HasLam, keras.layers.RNN):
     """A layer that makes its own cell and runs it fused where that is possible.
 
@@ -49,18 +55,10 @@ class GatedRNN(HasLam, keras.layers.RNN):
         lam: float = 1.0,
         delta: float = 1.0,
         output_from_prox: bool = False,
-        solver: str = "cg",
         tolerance: float | None = None,
         max_iterations: int | None = None,
         jit_compile: bool | str = "auto",
         monitor: bool | str = False,
-        return_sequences: bool = False,
-        return_state: bool = False,
-        go_backwards: bool = False,
-        stateful: bool = False,
-        unroll: bool = False,
-        zero_output_for_mask: bool = False,
-        activity_regularizer: Any = None,
         **kwargs: Any,
     ):
         cell_arguments = {
@@ -71,7 +69,6 @@ class GatedRNN(HasLam, keras.layers.RNN):
             lam=lam,
             delta=delta,
             output_from_prox=output_from_prox,
-            solver=solver,
             tolerance=tolerance,
             max_iterations=max_iterations,
             jit_compile=jit_compile,
@@ -81,57 +78,55 @@ class GatedRNN(HasLam, keras.layers.RNN):
             name=f"{self.short_name}_cell",
             **cell_arguments,
         )
-        super().__init__(
-            cell,
-            return_sequences=return_sequences,
-            return_state=return_state,
-            go_backwards=go_backwards,
-            stateful=stateful,
-            unroll=unroll,
-            zero_output_for_mask=zero_output_for_mask,
-            activity_regularizer=activity_regularizer,
-            **kwargs,
-        )
+        super().__init__(cell, **kwargs)
         self.input_spec = keras.layers.InputSpec(ndim=3)
         cell.solves.owner = self.name
 
     @classmethod
-    def _from_keras(cls, layer: keras.layers.RNN, arguments: dict[str, Any]) -> Any:
+    def _from_keras(cls, layer: keras.layers.Layer, arguments: dict[str, Any]) -> Any:
         """A layer with the weights and the configuration (but the name) of that of Keras."""
+        if isinstance(layer, keras.layers.Bidirectional):
+            return cls._from_bidirectional(layer, arguments)
         if not isinstance(layer, cls.plain_class):
+            kind = f"keras.layers.{cls.plain_class.__name__}"
             raise ValueError(
-                f"`layer` must be a `keras.layers.{cls.plain_class.__name__}`. For another cell "
-                f"use `keras.layers.RNN(ProxRNNCell(cell))`. Received: layer={layer!r}"
+                f"`layer` must be a `{kind}`, or a `keras.layers.Bidirectional` of it. For another "
+                f"cell use `keras.layers.RNN(ProxRNNCell(cell))`. Received: layer={layer!r}"
             )
         config = layer.get_config()
         del config["name"]
         config["implementation"] = layer.cell.implementation
         prox = cls(**{**config, **arguments})
         if layer.built:
-            batch = layer.states[0].shape[0] if layer.stateful else None
-            prox.build((batch, None, layer.cell.kernel.shape[0]))
+            prox.build(_input_shape(layer))
             prox.set_weights(layer.get_weights())
         return prox
 
-    @property
-    def units(self) -> int:
-        """Size of the state."""
-        return self.cell.units
+    @classmethod
+    def _from_bidirectional(
+        cls, layer: keras.layers.Bidirectional, arguments: dict[str, Any]
+    ) -> keras.layers.Bidirectional:
+        """`Bidirectional` makes its forward layer anew: the weights come after it is built."""
+        forward = cls._from_keras(layer.forward_layer, arguments)
+        backward = cls._from_keras(layer.backward_layer, arguments)
+        prox = keras.layers.Bidirectional(
+            forward,
+            merge_mode=layer.merge_mode,
+            backward_layer=backward,
+            dtype=layer.dtype_policy,
+            trainable=layer.trainable,
+        )
+        if forward.built:
+            prox.build(_input_shape(forward))
+            prox.forward_layer.set_weights(forward.get_weights())
+        return prox
 
-    @property
-    def lam(self) -> keras.Variable:
-        """The scalar weight lambda."""
-        return self.cell.lam
-
-    @property
-    def delta(self) -> float:
-        """The bound on the perturbation."""
-        return self.cell.delta
-
-    @property
-    def jit_compile(self) -> bool | str:
-        """Whether XLA compiles the loop over time."""
-        return self.cell.jit_compile
+    units = property(operator.attrgetter("cell.units"), doc="Size of the state.")
+    lam = property(operator.attrgetter("cell.lam"), doc="The scalar weight lambda.")
+    delta = property(operator.attrgetter("cell.delta"), doc="The bound on the perturbation.")
+    jit_compile = property(
+        operator.attrgetter("cell.jit_compile"), doc="Whether XLA compiles the loop over time."
+    )
 
     @property
     def status(self) -> dict[str, float]:
@@ -184,8 +179,7 @@ class GatedRNN(HasLam, keras.layers.RNN):
                 sequences = tf.where(mask[..., None], sequences, tf.zeros_like(sequences))
             return super().inner_loop(sequences, initial_state, mask=mask, training=training)
         kernel, recurrent_kernel, bias, sqrt_rho = cell.tensors()
-        recurrent_kernel, u_n = cell.equations.split_recurrent(recurrent_kernel)
-        scale = cell.input_scale(sequences[:, 0, :], training)
+        masks = cell.input_masks(sequences[:, 0, :], training)
         if mask is not None:
             mask = tf.transpose(mask)
         time_major = tf.transpose(tf.cast(sequences, kernel.dtype), [1, 0, 2])
@@ -211,8 +205,7 @@ class GatedRNN(HasLam, keras.layers.RNN):
             sqrt_rho,
             cell.equations,
             mask,
-            None if scale is None else scale[0],
-            u_n,
+            None if masks is None else masks[0],
             lambda report: observer(report, valid),
             bool(jit_compile),
         )

@@ -10,33 +10,25 @@ from proxnet_tf.checks import (
     HasLam,
     at_least_float32,
     check_bool,
-    check_choice,
     check_integer,
     check_number,
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops.linear.number import check_real
-from proxnet_tf.ops.linear.report import Report
-from proxnet_tf.ops.recurrent.cotangent import prox_step
-from proxnet_tf.ops.recurrent.equations import (
-    GATES,
-    Coupling,
-    Equations,
-    masked_product,
-    value_slope_curvature,
-)
-from proxnet_tf.ops.recurrent.solve import Solver
-from proxnet_tf.ops.recurrent.step import GateKernels, solve_gates
+from proxnet_tf.ops.recurrent.equations import BLOCKS, Equations, spread
+from proxnet_tf.ops.recurrent.implicit import Solver
+from proxnet_tf.ops.recurrent.step import masked_product, prox_step
+
+ADVICE = "Raise its `max_iterations`, its `tolerance` or `lam`, or lower its `delta`."
 
 
-def check_solver(solver: str, tolerance: float | None, max_iterations: int | None) -> Solver:
+def check_solver(tolerance: float | None, max_iterations: int | None) -> Solver:
     """The `Solver` of the arguments of a layer, checked."""
-    check_choice("solver", solver, ("cg", "cholesky"))
     if tolerance is not None:
         tolerance = check_number("tolerance", tolerance, above=0.0)
     if max_iterations is not None:
         max_iterations = check_integer("max_iterations", max_iterations)
-    return Solver(solver, tolerance, max_iterations)
+    return Solver(tolerance, max_iterations)
 
 
 def check_jit_compile(jit_compile: Any) -> bool | str:
@@ -82,16 +74,23 @@ def _elementwise(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _acts_elementwise(function: Callable[..., Any]) -> bool:
-    """Whether, of two entries of a vector, none depends on the other one."""
-    z = tf.constant([[0.3, -0.7]])
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(z)
-        y, _, _ = value_slope_curvature(function, z)
-        if y.shape != z.shape:
-            return False
-        parts = tf.split(y, 2, axis=-1)
-    slopes = [tape.gradient(part, z, unconnected_gradients="zero")[0] for part in parts]
-    return bool((slopes[0][1] == 0) & (slopes[1][0] == 0))
+    """Whether a change of one entry of a row changes no other one.
+
+    Raises:
+        LookupError: the function has no first or second derivative.
+    """
+    rows = tf.tile([[-1.5, -0.5, 0.5, 1.5]], [4, 1])
+    with tf.GradientTape() as outer:
+        outer.watch(rows)
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            y = function(rows)
+        slopes = tape.gradient(y, rows, unconnected_gradients="zero")
+    outer.gradient(slopes, rows)
+    if y.shape != rows.shape:
+        return False
+    changed = function(rows + tf.eye(4)) != y
+    return not tf.reduce_any(tf.linalg.set_diag(changed, [False] * 4))
 
 
 def step_given(inputs: Any, states: Any, lam: Any, weights: Any) -> dict[str, Any]:
@@ -112,9 +111,11 @@ class GatedCell(HasLam, keras.layers.Layer):
 
     Attributes of a class:
         plain_class: the cell of Keras.
+        equations_class: what it computes.
     """
 
     plain_class: ClassVar[type[keras.layers.Layer]]
+    equations_class: ClassVar[type[Equations]]
 
     def __init__(
         self,
@@ -123,7 +124,6 @@ class GatedCell(HasLam, keras.layers.Layer):
         lam: float = 1.0,
         delta: float = 1.0,
         output_from_prox: bool = False,
-        solver: str = "cg",
         tolerance: float | None = None,
         max_iterations: int | None = None,
         jit_compile: bool | str = "auto",
@@ -131,23 +131,25 @@ class GatedCell(HasLam, keras.layers.Layer):
         **kwargs: Any,
     ):
         units = check_integer("units", units)
-        delta = check_number("delta", delta, at_least=0.0)
-        output_from_prox = check_bool("output_from_prox", output_from_prox)
-        self._solver = check_solver(solver, tolerance, max_iterations)
+        self.delta = check_number("delta", delta, at_least=0.0)
+        self.output_from_prox = check_bool("output_from_prox", output_from_prox)
+        solver = check_solver(tolerance, max_iterations)
         self.jit_compile = check_jit_compile(jit_compile)
         self.monitor = check_monitor(monitor)
         super().__init__(units, **kwargs)
-        self.delta = delta
-        self.output_from_prox = output_from_prox
+        if not getattr(self, "reset_after", True):
+            raise ValueError(
+                "The reset gate of the GRU must act after the recurrent kernel. For the other kind "
+                "use `keras.layers.RNN(ProxRNNCell(keras.layers.GRUCell(units, "
+                "reset_after=False)))`. Received: reset_after=False"
+            )
         self.add_lam(lam)
-        self.solves = Monitor(
-            self, monitor, advice="Raise `max_iterations`, `tolerance` or `lam`, or lower `delta`."
-        )
-        self.equations = self._equations_class()(
+        self.solves = Monitor(self, monitor, advice=ADVICE)
+        self.equations = self.equations_class(
             _elementwise("activation", self.activation),
             _elementwise("recurrent_activation", self.recurrent_activation),
             output_from_prox,
-            self._solver,
+            solver,
         )
 
     @property
@@ -155,114 +157,61 @@ class GatedCell(HasLam, keras.layers.Layer):
         """How the problems were solved: the metrics of `monitor`, else of the last eager call."""
         return self.solves.status
 
-    def _equations_class(self) -> type[Equations]:
-        """The equations of the cell."""
-        raise NotImplementedError
-
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets the weights, from this class or from the cell of Keras (lam is kept)."""
         super().set_weights(with_lam(self, weights))
 
     def call(self, inputs: tf.Tensor, states: Any, training: bool = False) -> tuple[tf.Tensor, Any]:
-        z, carry, kernel, sqrt_rho, scale, coupling = self._pre_activations(
-            inputs, states, training
-        )
-        jit_compile = self.jit_compile
+        check_real("The input", inputs)
+        kernel, recurrent_kernel, bias, sqrt_rho = self.tensors()
+        x, *flat = (tf.cast(t, kernel.dtype) for t in (inputs, *tf.nest.flatten(states)))
+        if all(state.shape[0] == 1 != x.shape[0] for state in flat):  # one for all examples
+            flat = [tf.repeat(state, tf.shape(x)[0], axis=0) for state in flat]
+        masks = self.input_masks(inputs, training)
+        xw = masked_product(x, kernel, masks)
+        yu = masked_product(flat[0], recurrent_kernel, self._recurrent_masks(states, training))
+        equations, jit_compile = self.equations, self.jit_compile
+        z = spread(xw, equations.input_blocks) + spread(yu, equations.recurrent_blocks) + bias
         if jit_compile == "auto":
             jit_compile = training and not tf.executing_eagerly()
         observer = self.solves.backward(training)
         h, c, report = prox_step(
-            z,
-            carry,
-            kernel,
-            sqrt_rho,
-            self.equations,
-            scale,
-            coupling,
-            observer,
-            bool(jit_compile),
+            z, flat[-1], kernel, sqrt_rho, equations, masks, observer, bool(jit_compile)
         )
         weights = [w.value for w in self.trainable_variables]
         self.solves.forward(report, None, lambda: step_given(inputs, states, sqrt_rho, weights))
         h, c = tf.cast(h, self.compute_dtype), tf.cast(c, self.compute_dtype)
-        if self.equations.feeds_output:
+        if equations.feeds_output:
             return h, [h, c]
         return h, ([c] if tf.nest.is_nested(states) else c)
 
-    def diagnose(self, inputs: tf.Tensor, states: Any, training: bool = False) -> Report:
-        """How well one step is solved, by example.
-
-        Args:
-            inputs: `(batch, input_dim)`.
-            states: The states, each `(batch, units)`, as in a call.
-            training: Whether dropout is on.
-
-        Returns:
-            A `Report`; its `residual` bounds the error of c_t relative to the norm of s_t.
-        """
-        inputs = tf.convert_to_tensor(inputs, self.compute_dtype)
-        states = [tf.convert_to_tensor(s, self.compute_dtype) for s in tf.nest.flatten(states)]
-        z, carry, kernel, sqrt_rho, scale, coupling = self._pre_activations(
-            inputs, states, training
-        )
-        s, slopes, _ = self.equations.new_state(z, carry, coupling)
-        kernels = GateKernels.of(kernel, self.equations.blocks, sqrt_rho, scale, coupling)
-        return solve_gates(s, slopes, kernels, self._solver).report
-
-    def input_bias(self, dtype: str) -> tf.Tensor:
-        """The bias of the four pre-activations, (4 units,)."""
-        raise NotImplementedError
-
     def tensors(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """kernel, recurrent kernel, bias and sqrt(delta^2/lam), in at least float32."""
-        dtype = at_least_float32(self.compute_dtype)
+        """Kernel, recurrent kernel, bias of z and sqrt(delta^2/lam), in at least float32."""
+        dtype, equations = at_least_float32(self.compute_dtype), self.equations
         kernel = tf.cast(self.kernel, dtype)
-        recurrent_kernel = tf.cast(self.recurrent_kernel, dtype)
+        bias = tf.zeros([BLOCKS * self.units], dtype)
+        if self.use_bias:  # a GRU has two, of the input and of the state
+            rows = tf.unstack(tf.reshape(tf.cast(self.bias, dtype), [-1, kernel.shape[-1]]))
+            blocks = equations.input_blocks, equations.recurrent_blocks
+            bias = tf.add_n([spread(row, b) for row, b in zip(rows, blocks, strict=False)])
         sqrt_rho = tf.stop_gradient(self.delta / tf.sqrt(self.lam_in(dtype)))
-        return kernel, recurrent_kernel, self.input_bias(dtype), sqrt_rho
+        return kernel, tf.cast(self.recurrent_kernel, dtype), bias, sqrt_rho
 
-    def input_scale(self, inputs: tf.Tensor, training: bool) -> list[tf.Tensor] | None:
-        """The dropout mask of the inputs: `None`, or a list of one mask or of one a gate."""
+    def input_masks(self, inputs: tf.Tensor, training: bool) -> list[tf.Tensor] | None:
+        """The dropout masks of the inputs: `None`, or a list of one or of one a block of W."""
         if not (training and 0.0 < self.dropout < 1.0):
             return None
-        masks = self.get_dropout_mask(inputs)
-        masks = masks if isinstance(masks, list) else [masks]
-        return [tf.cast(mask, at_least_float32(self.compute_dtype)) for mask in masks]
+        return self._cast(self.get_dropout_mask(inputs))
 
-    def _pre_activations(self, inputs: tf.Tensor, states: Any, training: bool) -> tuple[Any, ...]:
-        """z of `Equations`, c, W, sqrt(rho), the dropout masks of the gates, the coupling."""
-        kernel, recurrent_kernel, bias, sqrt_rho = self.tensors()
-        x, fed, c = self._real(inputs, states, kernel.dtype)
-        masks = self.input_scale(inputs, training)
-        fed_masks = self.recurrent_scale(states, training)
-        recurrent_kernel, u_n = self.equations.split_recurrent(recurrent_kernel)
-        coupling = None
-        if u_n is not None:
-            coupling = Coupling(u_n, None if fed_masks is None else fed_masks[-1])
-            fed_masks = None if fed_masks is None else fed_masks[:-1]
-        z = self.equations.from_input(masked_product(x, kernel, masks))
-        z += self.equations.from_recurrent(masked_product(fed, recurrent_kernel, fed_masks)) + bias
-        scale = None
-        if masks is not None:
-            scale = masks[0] if len(masks) == 1 else tf.stack(masks[:GATES], axis=1)
-        return z, c, kernel, sqrt_rho, scale, coupling
-
-    def _real(
-        self, inputs: tf.Tensor, states: Any, dtype: tf.DType
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The input, what U multiplies, and the state, in `dtype`."""
-        check_real("The input", inputs)
-        x, *states = (tf.cast(t, dtype) for t in (inputs, *tf.nest.flatten(states)))
-        if all(state.shape[0] == 1 != x.shape[0] for state in states):  # one for all examples
-            states = [tf.repeat(state, tf.shape(x)[0], axis=0) for state in states]
-        return x, states[0], states[-1]
-
-    def recurrent_scale(self, states: Any, training: bool) -> list[tf.Tensor] | None:
-        """The dropout masks of what U multiplies: `None`, or a list of one a gate."""
+    def _recurrent_masks(self, states: Any, training: bool) -> list[tf.Tensor] | None:
+        """The dropout masks of what U multiplies: `None`, or a list of one a block of U."""
         if not (training and 0.0 < self.recurrent_dropout < 1.0):
             return None
-        masks = self.get_recurrent_dropout_mask(tf.nest.flatten(states)[0])
-        return [tf.cast(mask, at_least_float32(self.compute_dtype)) for mask in masks]
+        return self._cast(self.get_recurrent_dropout_mask(tf.nest.flatten(states)[0]))
+
+    def _cast(self, masks: Any) -> list[tf.Tensor]:
+        dtype = at_least_float32(self.compute_dtype)
+        return [tf.cast(mask, dtype) for mask in tf.nest.flatten(masks)]
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -271,9 +220,8 @@ class GatedCell(HasLam, keras.layers.Layer):
             "lam": self.initial_lam,
             "delta": self.delta,
             "output_from_prox": self.output_from_prox,
-            "solver": self._solver.method,
-            "tolerance": self._solver.tolerance,
-            "max_iterations": self._solver.max_iterations,
+            "tolerance": self.equations.solver.tolerance,
+            "max_iterations": self.equations.solver.max_iterations,
             "jit_compile": self.jit_compile,
             "monitor": self.monitor,
         }

@@ -1,6 +1,6 @@
 """The proximal state of a recurrent cell known only as a function, by nested gradient tapes.
 
-Equations (6) and (7) stand in `solve.py`, (8) in `cotangent.py`. J = sqrt(rho) ds/dx comes as
+Equations (6) to (8) stand in `implicit.py`. J = sqrt(rho) ds/dx comes as
 products: J^T t by a gradient tape, and J v by a second tape around it, since the transpose of a
 linear map is its gradient.
 """
@@ -11,11 +11,15 @@ from typing import Any
 import tensorflow as tf
 
 from proxnet_tf.ops.linear.report import Observer, Report
-from proxnet_tf.ops.recurrent.implicit import Tensors, implicit_state
-from proxnet_tf.ops.recurrent.solve import Solved, Solver, solve_by_products, solve_dense
-
-State = Callable[..., tf.Tensor]
-Product = Callable[[tf.Tensor], tf.Tensor]
+from proxnet_tf.ops.recurrent.implicit import (
+    Product,
+    Solved,
+    Solver,
+    Tensors,
+    check_recording,
+    implicit_state,
+    solve_by_products,
+)
 
 
 class Linearised:
@@ -32,6 +36,8 @@ class Linearised:
         with self._tape:
             self._tape.watch(x)
             self.s = state(x)
+        if self._tape.gradient(self.s, x) is None:  # the state does not depend on x, or
+            check_recording()
         self._probe = tf.zeros_like(self.s)
         self._transpose_tape = tf.GradientTape(persistent=True)
         with self._transpose_tape:
@@ -50,7 +56,7 @@ class Linearised:
 
 
 def prox_black_box(
-    state: State,
+    state: Callable[..., tf.Tensor],
     x: tf.Tensor,
     parameters: Sequence[tf.Tensor],
     constants: Any,
@@ -81,12 +87,6 @@ def prox_black_box(
 
     def solve(inputs: Tensors, constants: Any, rhs: tf.Tensor) -> Solved:
         (x, *parameters), (others, sqrt_rho) = inputs, constants
-        if solver.method == "cholesky":
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                new_state = state(x, parameters, others)
-            j = sqrt_rho * tape.batch_jacobian(new_state, x)
-            return solve_dense(rhs, j, lambda u: tf.linalg.matvec(j, u), solver)
         linear = Linearised(lambda x: state(x, parameters, others), x)
         return solve_by_products(
             rhs,

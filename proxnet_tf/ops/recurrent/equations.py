@@ -1,117 +1,46 @@
-"""What a gated cell computes between its matrix products: the form that `step.py` asks for."""
+"""What a gated cell computes between its matrix products: the equations of LSTM and GRU."""
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import ClassVar
 
 import tensorflow as tf
 
-from proxnet_tf.ops.recurrent.solve import CG, Solver
+from proxnet_tf.ops.recurrent.implicit import Solver
 
 Activation = Callable[[tf.Tensor], tf.Tensor]
-Masks = Sequence[tf.Tensor] | None
 GATES = 3  # the state of every cell here is made of three: i, f, g of an LSTM; z, r, n of a GRU
+BLOCKS = 4  # of pre-activations: those of the gates, and one more
 
 
-def side_by_side(x: tf.Tensor) -> tf.Tensor:
-    """[x, x, x]: the same for every gate, (..., 3 units)."""
-    return tf.concat([x] * GATES, axis=-1)
+def spread(x: tf.Tensor, blocks: tuple[int, ...]) -> tf.Tensor:
+    """The parts of x, one for each of `blocks`, in their places among four, with zeros between."""
+    if len(blocks) == BLOCKS:
+        return x
+    parts = dict(zip(blocks, tf.split(x, len(blocks), axis=-1), strict=True))
+    nothing = tf.zeros_like(parts[0])
+    return tf.concat([parts.get(block, nothing) for block in range(BLOCKS)], axis=-1)
 
 
-def sum_gates(x: tf.Tensor) -> tf.Tensor:
-    """The transpose of `side_by_side`."""
-    first, second, third = tf.split(x, GATES, axis=-1)
-    return first + second + third
-
-
-def masked_product(x: tf.Tensor, kernel: tf.Tensor, masks: Masks) -> tf.Tensor:
-    """x W with no mask, with one, or with one mask a block of W."""
-    if masks is None:
-        return x @ kernel
-    if len(masks) == 1:
-        return (x * masks[0]) @ kernel
-    parts = zip(masks, tf.split(kernel, len(masks), axis=-1), strict=True)
-    return tf.concat([(x * mask) @ k for mask, k in parts], axis=-1)
-
-
-def value_and_slope(f: Activation, z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """f(z) and its derivative, elementwise, both differentiable."""
-    if f is tf.tanh:
-        y = tf.tanh(z)
-        return y, 1.0 - y * y
-    if f is tf.sigmoid:
-        y = tf.sigmoid(z)
-        return y, y - y * y
-    with tf.GradientTape() as tape:
-        tape.watch(z)
-        y = f(z)
-    return y, tape.gradient(y, z, unconnected_gradients="zero")
-
-
-def value_slope_curvature(f: Activation, z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """f(z), its first and its second derivative, elementwise."""
-    if f is tf.tanh:
-        y, dy = value_and_slope(f, z)
-        return y, dy, -2.0 * y * dy
-    if f is tf.sigmoid:
-        y, dy = value_and_slope(f, z)
-        return y, dy, dy * (1.0 - 2.0 * y)
-    with tf.GradientTape() as tape:
-        tape.watch(z)
-        y, dy = value_and_slope(f, z)
-    return y, dy, tape.gradient(dy, z, unconnected_gradients="zero")
-
-
-class Coupling(NamedTuple):
-    """A matrix between the second gate and the state, where a gate does not act elementwise.
-
-    Attributes:
-        kernel: U_n of a GRU whose reset gate acts before it, (units, units).
-        scale: the dropout mask of the state that it multiplies, (batch, units), or `None`.
-    """
-
-    kernel: tf.Tensor
-    scale: tf.Tensor | None = None
-
-
-class NewState(NamedTuple):
-    """What a cell makes of its pre-activations.
-
-    Attributes:
-        s: the new state before the proximal map, (batch, units).
-        slopes: of s in the pre-activations of the three gates, (9), (batch, 3 units).
-        gate: of the output, (batch, units), or `None`.
-    """
-
-    s: tf.Tensor
-    slopes: tf.Tensor
-    gate: tf.Tensor | None
-
-
-class Adjoint(NamedTuple):
-    """The cotangents of a step, up to what a linear solve has to tell.
-
-    Attributes:
-        from_output: cotangent that the output sends to what it is made of, s or c, (batch, units).
-        slopes: (9), (batch, 3 units).
-        finish: from the cotangents of s and of the slopes to those of the pre-activations,
-            and of the previous state, (batch, units).
-        coupled: what the kernel of the coupling multiplies, (batch, units), or `None`.
-    """
-
-    from_output: tf.Tensor
-    slopes: tf.Tensor
-    finish: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
-    coupled: tf.Tensor | None = None
+def gather(x: tf.Tensor, blocks: tuple[int, ...]) -> tf.Tensor:
+    """The transpose of `spread`."""
+    if len(blocks) == BLOCKS:
+        return x
+    parts = tf.split(x, BLOCKS, axis=-1)
+    return tf.concat([parts[block] for block in blocks], axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Equations(abc.ABC):
     """The equations of a gated cell, and what is fixed in them besides its weights.
 
-    A cell has pre-activations z side by side, those of its three gates first, made of x W, of y U
-    and of a bias, where x is the input and y the previous output or state.
+    A cell has pre-activations z in four blocks side by side, (..., 4 units). With x the input and
+    y the previous output or state,
+
+        z = spread(x W, input_blocks) + spread(y U, recurrent_blocks) + bias.
+
+    The new state s depends on z elementwise, and on the input through the first three blocks only.
 
     Attributes:
         activation: elementwise, of the candidate (and of an LSTM's output).
@@ -123,60 +52,54 @@ class Equations(abc.ABC):
     activation: Activation = tf.tanh
     recurrent_activation: Activation = tf.sigmoid
     output_from_prox: bool = False
-    solver: Solver = CG
+    solver: Solver = dataclasses.field(default_factory=Solver)
 
-    blocks: ClassVar[int]  # of W and U: each is (..., blocks * units), those of the gates first
+    input_blocks: ClassVar[tuple[int, ...]]
+    recurrent_blocks: ClassVar[tuple[int, ...]]
     feeds_output: ClassVar[bool]  # y is the previous output, not the previous state
-    coupled: ClassVar[bool] = False  # the last block of U is a `Coupling`
-
-    def split_recurrent(self, kernel: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
-        """U without the kernel of the coupling, and that kernel or `None`."""
-        if not self.coupled:
-            return kernel, None
-        units = kernel.shape[0]
-        return kernel[:, :-units], kernel[:, -units:]
 
     @abc.abstractmethod
-    def from_input(self, xw: tf.Tensor) -> tf.Tensor:
-        """The part of z that comes from x W."""
-
-    @abc.abstractmethod
-    def to_input(self, dz: tf.Tensor) -> tf.Tensor:
-        """The transpose of `from_input`."""
-
-    @abc.abstractmethod
-    def from_recurrent(self, yu: tf.Tensor) -> tf.Tensor:
-        """The part of z that comes from y U."""
-
-    @abc.abstractmethod
-    def to_recurrent(self, dz: tf.Tensor) -> tf.Tensor:
-        """The transpose of `from_recurrent`."""
-
-    @abc.abstractmethod
-    def new_state(
-        self, z: tf.Tensor, c_prev: tf.Tensor, coupling: Coupling | None = None
-    ) -> NewState:
-        """s, its slopes and the output's gate from the pre-activations and the previous state."""
+    def new_state(self, z: tf.Tensor, c_prev: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """s, (batch, units), and the gate of the output or `None`."""
 
     @abc.abstractmethod
     def output(self, state: tf.Tensor, gate: tf.Tensor | None) -> tf.Tensor:
         """h from s or c, see `output_from_prox`, and the gate of `new_state`."""
 
-    @abc.abstractmethod
-    def adjoint(
-        self,
-        z: tf.Tensor,
-        c_prev: tf.Tensor,
-        c: tf.Tensor,
-        dh: tf.Tensor,
-        coupling: Coupling | None = None,
-    ) -> Adjoint:
-        """Cotangents of `new_state` and `output`.
 
-        Args:
-            z: the pre-activations.
-            c_prev: the previous state, (batch, units).
-            c: the proximal state.
-            dh: cotangent of the output.
-            coupling: where the cell has one.
-        """
+@dataclasses.dataclass(frozen=True)
+class LSTMEquations(Equations):
+    """s = f o c_prev + i o g, h = o o activation(s). The blocks of z: i, f, g, o, as in Keras."""
+
+    input_blocks: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
+    recurrent_blocks: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
+    feeds_output: ClassVar[bool] = True
+
+    def new_state(self, z: tf.Tensor, c_prev: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
+        i, f, g, o = tf.split(z, BLOCKS, axis=-1)
+        i, f, o = (self.recurrent_activation(gate) for gate in (i, f, o))
+        return f * c_prev + i * self.activation(g), o
+
+    def output(self, state: tf.Tensor, gate: tf.Tensor | None) -> tf.Tensor:
+        return gate * self.activation(state)
+
+
+@dataclasses.dataclass(frozen=True)
+class GRUEquations(Equations):
+    """s = z o c_prev + (1 - z) o n, n = activation(p + r o q); the output is the state.
+
+    The blocks are those of the gates z and r, p = x W_n + b_n and q = c_prev U_n + b_q: the reset
+    gate acts after U, which is what Keras calls `reset_after`.
+    """
+
+    input_blocks: ClassVar[tuple[int, ...]] = (0, 1, 2)
+    recurrent_blocks: ClassVar[tuple[int, ...]] = (0, 1, 3)
+    feeds_output: ClassVar[bool] = False
+
+    def new_state(self, z: tf.Tensor, c_prev: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
+        z, r, p, q = tf.split(z, BLOCKS, axis=-1)
+        z, r = self.recurrent_activation(z), self.recurrent_activation(r)
+        return z * c_prev + (1.0 - z) * self.activation(p + r * q), None
+
+    def output(self, state: tf.Tensor, gate: tf.Tensor | None) -> tf.Tensor:
+        return state

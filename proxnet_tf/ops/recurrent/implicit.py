@@ -1,4 +1,21 @@
-"""Derivatives of every order for functions whose first derivative is known in closed form."""
+"""The linear system of a proximal state, and derivatives of every order.
+
+With s the new state, G = ds/dx its Jacobian in the input (units x features) and
+rho = delta^2/lam, the proximal state is
+
+    c = argmin_c lam ||c - s||^2 + delta^2 ||c^T G||^2 = (I + rho G G^T)^-1 s.                  (6)
+
+Everything in `ops.recurrent` works with J = sqrt(rho) G, so that (6) reads c = (I + J J^T)^-1 s.
+By the push-through identity c is the remainder of a regularized least squares problem in the space
+of the input, whose solution u is also what the gradient needs:
+
+    (I + J^T J) u = J^T s,    c = s - J u,    u = J^T c.                              (7)
+
+For a cotangent dc of c, with a and w the c and u of (7) for dc in the place of s (paper, eq. ell_s
+and ell_G),
+
+    ds = a,    dJ = -(a u^T + c w^T).                                                 (8)
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -6,11 +23,105 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.cg import conjugate_gradient
 from proxnet_tf.ops.linear.once import check_tapes
 from proxnet_tf.ops.linear.report import Observer, Report, observed
-from proxnet_tf.ops.recurrent.solve import Solved
 
 Tensors = Sequence[tf.Tensor]
+Product = Callable[[tf.Tensor], tf.Tensor]
+
+
+class Solver(NamedTuple):
+    """How far the linear system of (7) is solved.
+
+    Attributes:
+        tolerance: bound on the error of c relative to the norm of s; `None`: 1e-12 in float64,
+            1e-5 in float32, 1e-3 and 1e-2 where J comes in float16 and bfloat16.
+        max_iterations: bound on the CG steps; `None`: 2 min(units, features) + 10.
+    """
+
+    tolerance: float | None = None
+    max_iterations: int | None = None
+
+    def tolerance_for(self, dtype: str | tf.DType) -> float:
+        """The tolerance in `dtype`."""
+        defaults = {"float64": 1e-12, "float16": 1e-3, "bfloat16": 1e-2}
+        return self.tolerance or defaults.get(tf.as_dtype(dtype).name, 1e-5)
+
+    def bound_for(self, units: int, features: int) -> int:
+        """The bound on the steps for a Jacobian of units x features."""
+        return self.max_iterations or 2 * min(units, features) + 10
+
+
+class Solved(NamedTuple):
+    """The solution of (7).
+
+    Attributes:
+        c: the remainder s - J u, (batch, units).
+        u: the solution, (batch, features).
+        products: the linear part of J u, see `solve_by_products`.
+        report: how well; `residual` bounds the error of c relative to the norm of s, (batch,).
+    """
+
+    c: tf.Tensor
+    u: tf.Tensor
+    products: tf.Tensor
+    report: Report
+
+
+def solve_by_products(
+    s: tf.Tensor,
+    product: Product,
+    total: Product,
+    transpose: Product,
+    solver: Solver,
+    width: int,
+    jacobian_dtype: str | tf.DType | None = None,
+) -> Solved:
+    """Solves (7) by conjugate gradients for J v = total(product(v)).
+
+    The error e of u is (I + J^T J)^-1 r with r = J^T c - u the residual. No singular value of
+    J (I + J^T J)^-1 is above 1/2, so the error J e of c is at most ||r|| / 2.
+
+    Args:
+        s: right-hand side, (batch, units).
+        product: the first factor of J, from (batch, features) to (batch, `width`).
+        total: the second factor, from (batch, `width`) to (batch, units).
+        transpose: t -> J^T t, from (batch, units) to (batch, features).
+        solver: tolerance and bound.
+        width: of the values of `product`.
+        jacobian_dtype: the precision that J comes in, `s.dtype` by default.
+    """
+
+    def norm(x: tf.Tensor) -> tf.Tensor:
+        return tf.norm(x, axis=-1, keepdims=True)
+
+    def operator(v: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        along = product(v)
+        return v + transpose(total(along)), along
+
+    s = tf.stop_gradient(s)
+    rhs = transpose(s)
+    size, rhs_size = norm(s), norm(rhs)
+    tolerance = solver.tolerance_for(jacobian_dtype or s.dtype)
+    solved = conjugate_gradient(
+        operator,
+        rhs,
+        tolerance=2.0 * tolerance * tf.math.divide_no_nan(size, rhs_size),
+        max_iterations=solver.bound_for(s.shape[-1], rhs.shape[-1]),
+        image=tf.zeros([tf.shape(s)[0], width], s.dtype),
+    )
+    error = (solved.residual * tf.math.divide_no_nan(rhs_size, 2.0 * size))[:, 0]
+    # What is not a number stays so, where conjugate gradients would keep their start.
+    broken = tf.math.is_nan(error)[:, None]
+    u, products = (
+        tf.where(broken, tf.cast(float("nan"), s.dtype), x) for x in (solved.solution, solved.image)
+    )
+    report = Report(error, solved.iterations, error <= tf.cast(tolerance, error.dtype))
+    return Solved(s - total(products), u, products, report)
+
+
+# --- derivatives ----------------------------------------------------------------------------------
 
 
 class Explained(NamedTuple):
@@ -43,27 +154,23 @@ def _compiled(function: Callable[..., Any], options: Any, shapes: Any) -> Callab
 
 
 def run(
-    function: Callable[..., Any],
-    tensors: Tensors,
-    constants: Sequence[tf.Tensor | None],
-    options: Any,
-    jit_compile: bool,
+    function: Callable[..., Any], tensors: Tensors, constants: Any, options: Any, jit_compile: bool
 ) -> Any:
     """`function(tensors, constants, options)`, off the tape, if asked for compiled by XLA.
 
     Args:
-        function: a function of a module, so that all its callers share what is compiled.
+        function: if compiled, a function of a module: all its callers share what is compiled.
         tensors: what gradients are wanted of.
-        constants: tensors or `None`.
+        constants: a structure of tensors and `None`.
         options: hashable, fixed in the compiled program.
         jit_compile: whether XLA compiles.
     """
-    given = off_the_tape([list(tensors), list(constants)])
+    given = off_the_tape([list(tensors), constants])
     if not jit_compile:
         return off_the_tape(function(*given, options))
-    shapes = tuple(None if t is None else (t.dtype, *t.shape) for ts in given for t in ts)
+    shapes = (None if t is None else (t.dtype, *t.shape) for t in tf.nest.flatten(given))
     # Its results too: TensorFlow must not look for derivatives inside of it.
-    return off_the_tape(_compiled(function, options, shapes)(*given))
+    return off_the_tape(_compiled(function, options, tuple(shapes))(*given))
 
 
 def off_the_tape(tensors: Any) -> Any:
@@ -71,26 +178,41 @@ def off_the_tape(tensors: Any) -> Any:
     return tf.nest.map_structure(lambda t: None if t is None else tf.stop_gradient(t), tensors)
 
 
+def check_recording() -> None:
+    """Raises a `NotImplementedError` where no gradient tape records: J would come out as zero."""
+    probe = tf.ones([])
+    with tf.GradientTape() as tape:
+        tape.watch(probe)
+        moved = probe + probe
+    if tape.gradient(moved, probe) is None:
+        raise NotImplementedError(
+            "The Jacobian of the state is taken by a gradient tape, and none records here. Inside "
+            "of `keras.RematScope` or `tf.recompute_grad`: make the proximal layer outside of it. "
+            "It has no derivative in forward mode (`tf.autodiff.ForwardAccumulator`): take the "
+            "product with its Jacobian by two gradient tapes, or the Jacobian by `tape.jacobian`."
+        )
+
+
 def with_gradient(
     forward: Callable[..., Explained],
     backward: Callable[..., Explained],
-    composition: Callable[..., Tensors],
+    differentiable: Callable[..., Tensors],
     arguments: Tensors,
-    constants: Sequence[tf.Tensor | None],
-    options: Any,
+    constants: Any,
+    options: Any = None,
     observer: Observer | None = None,
     jit_compile: bool = False,
 ) -> tuple[Tensors, Report]:
     """`forward(arguments, constants, options)` with its first derivative written out.
 
     Args:
-        forward: from the arguments to the values; a function of a module, as `backward` is.
-        backward: from the arguments, the cotangents of the values and the residuals of `forward`
-            to the cotangents of the arguments.
-        composition: the same values by differentiable operations, for the derivatives of second
-            and higher order.
+        forward: from the arguments to the values.
+        backward: from the arguments, the cotangents of the values and the residuals of `forward`,
+            in one list, to the cotangents of the arguments.
+        differentiable: from the arguments, the cotangents, constants and options to the cotangents
+            of the arguments, by differentiable operations: for derivatives of higher order.
         arguments: tensors.
-        constants: tensors or `None`, what is not differentiated in.
+        constants: a structure of tensors and `None`, what is not differentiated in.
         options: hashable, what is fixed in a graph.
         observer: sees the report of `backward`.
         jit_compile: compile `forward` and `backward` by XLA.
@@ -99,7 +221,15 @@ def with_gradient(
         The values and the report of `forward`.
     """
     number = len(arguments)
-    given, rebuild = _without_none(constants)
+    # Tensors have to be arguments of what is `isolated`: in the body of a loop, TensorFlow may take
+    # a derivative where those of the graph around it are out of reach.
+    flat = tf.nest.flatten(constants)
+    given = [tf.stop_gradient(x) for x in flat if x is not None]
+
+    def rebuild(tensors: Tensors) -> Any:
+        left = iter(tensors)
+        filled = [None if x is None else next(left) for x in flat]
+        return tf.nest.pack_sequence_as(constants, filled)
 
     @tf.autograph.experimental.do_not_convert
     @tf.custom_gradient
@@ -129,11 +259,7 @@ def with_gradient(
                 check_tapes()
                 with tf.GradientTape() as tape:
                     tape.watch(tensors)
-                    inputs, outer = tensors[:number], tensors[number:]
-                    with tf.GradientTape() as inner:
-                        inner.watch(inputs)
-                        values = composition(inputs, constants, options)
-                    slopes = inner.gradient(values, inputs, outer, unconnected_gradients="zero")
+                    slopes = differentiable(tensors[:number], tensors[number:], constants, options)
                 second = tape.gradient(slopes, tensors, upstream, unconnected_gradients="zero")
                 return *second, *[None] * len(given)
 
@@ -145,20 +271,18 @@ def with_gradient(
     return values, Report(residual, iterations, converged)
 
 
-def _without_none(structure: Any) -> tuple[Tensors, Callable[[Tensors], Any]]:
-    """The tensors in a structure of tensors and `None`, and what puts others in their places.
+def by_tape(function: Callable[..., Tensors]) -> Callable[..., Tensors]:
+    """`differentiable` of `with_gradient`, from the values as a differentiable function."""
 
-    Tensors have to be arguments of what is `isolated`: in the body of a loop, TensorFlow may take
-    a derivative where those of the graph around it are out of reach.
-    """
-    flat = tf.nest.flatten(structure)
+    def differentiable(
+        arguments: Tensors, cotangents: Tensors, constants: Any, options: Any
+    ) -> Tensors:
+        with tf.GradientTape() as tape:
+            tape.watch(arguments)
+            values = function(arguments, constants, options)
+        return tape.gradient(values, arguments, cotangents, unconnected_gradients="zero")
 
-    def rebuild(tensors: Tensors) -> Any:
-        left = iter(tensors)
-        filled = [None if x is None else next(left) for x in flat]
-        return tf.nest.pack_sequence_as(structure, filled)
-
-    return [tf.stop_gradient(x) for x in flat if x is not None], rebuild
+    return differentiable
 
 
 def implicit_state(
@@ -186,62 +310,27 @@ def implicit_state(
     Returns:
         c and the report of its solve.
     """
-    number = len(inputs)
-    given, rebuild = _without_none(constants)
-    none = [None] * len(given)
 
-    # The tensors of each function: inputs, constants, and what is named in its first line.
+    def forward(arguments: Tensors, constants: Any, _: None) -> Explained:
+        *inputs, s = arguments
+        solved = solve(inputs, constants, s)
+        return Explained([solved.c], [solved.c, solved.u], solved.report)
 
-    def parts(tensors: Tensors) -> tuple[Tensors, Any, Tensors]:
-        after = number + len(given)
-        return tensors[:number], rebuild(tensors[number:after]), tensors[after:]
+    def backward(tensors: Tensors, constants: Any, _: None) -> Explained:
+        *inputs, _, dc, c, u = tensors
+        solved = solve(inputs, constants, dc)
+        slopes = contract(inputs, constants, solved.c, solved.u, c, u)
+        return Explained([*slopes, solved.c], [], solved.report)
 
-    def joined(inputs: Tensors, constants: Any, *more: tf.Tensor) -> Tensors:
-        return *inputs, *(x for x in tf.nest.flatten(constants) if x is not None), *more
-
-    @tf.custom_gradient
-    def value(*tensors: tf.Tensor) -> Any:
-        inputs, constants, (s,) = parts(tensors)
-        solved = off_the_tape(solve(*off_the_tape([list(inputs), constants, s])))
-
-        def gradient(dc: tf.Tensor, *_: tf.Tensor) -> Any:
-            more = (s, dc, solved.u, solved.c)
-            *slopes, ds = isolated(derivative)(*joined(inputs, constants, *more))
-            return *slopes, *none, ds
-
-        return (solved.c, *solved.report), gradient
-
-    def derivative(*tensors: tf.Tensor) -> Any:
-        u, c = tensors[-2:]
-
-        @tf.custom_gradient
-        def first(*tensors: tf.Tensor) -> Any:
-            inputs, constants, (s, dc) = parts(tensors)
-            fixed, constants, dc_fixed = off_the_tape([list(inputs), constants, dc])
-            solved = solve(fixed, constants, dc_fixed)
-            slopes = contract(fixed, constants, solved.c, solved.u, c, u)
-            cotangents, report = off_the_tape(((*slopes, solved.c), solved.report))
-
-            def gradient(*upstream: tf.Tensor) -> Any:
-                check_tapes()
-                watched = [*inputs, s, dc]
-                with tf.GradientTape() as tape:
-                    tape.watch(watched)
-                    cotangents = explicit(inputs, constants, s, dc)
-                *second, d_s, d_dc = tape.gradient(
-                    cotangents, watched, upstream, unconnected_gradients="zero"
-                )
-                return *second, *none, d_s, d_dc
-
-            return observed(observer, report, cotangents), gradient
-
-        return first(*tensors[:-2])
-
-    def explicit(inputs: Tensors, constants: Any, s: tf.Tensor, dc: tf.Tensor) -> Tensors:
-        """`derivative` written so that a tape can differentiate it."""
-        c, a = (isolated(value)(*joined(inputs, constants, rhs))[0] for rhs in (s, dc))
+    def differentiable(arguments: Tensors, cotangents: Tensors, constants: Any, _: None) -> Tensors:
+        *inputs, s = arguments
+        c, a = (state(inputs, rhs, constants)[0][0] for rhs in (s, cotangents[0]))
         u, w = transpose(inputs, constants, c), transpose(inputs, constants, a)
-        return *contract(inputs, constants, a, w, c, u), a
+        return [*contract(inputs, constants, a, w, c, u), a]
 
-    c, *report = isolated(value)(*inputs, *given, s)
-    return c, Report(*report)
+    def state(inputs: Tensors, s: tf.Tensor, constants: Any) -> tuple[Tensors, Report]:
+        functions = forward, backward, differentiable
+        return with_gradient(*functions, [*inputs, s], constants, observer=observer)
+
+    (c,), report = state(inputs, s, constants)
+    return c, report

@@ -1,126 +1,97 @@
-"""One step of a proximal gated cell, matrix-free (Li, Ma, Zhang, 2020, section 4).
+"""One step of a proximal gated cell and its adjoint, matrix-free (Li, Ma, Zhang, 2020, section 4).
 
-Equations (6) and (7) stand in `solve.py`, (8) in `cotangent.py`. Here J v is
+Equations (6) to (8) stand in `implicit.py`. Here J v is
 
     J v = sum_k slopes_k o (v K_k),   K_k = sqrt(rho) W_k,                              (9)
 
 where k runs over the three gates that make the state, W_k is the input kernel of a gate, and
 slopes_k is the derivative of the new state in the gate's pre-activation, elementwise: one product
-with the K_k side by side, a scaling and a sum. The slopes stand in `lstm.py` and `gru.py`. In a
-GRU whose reset gate acts before its recurrent kernel U_n, the second of the three terms is
+with the K_k side by side, a scaling and a sum. With (9), (8) becomes
 
-    slopes_3 o ((slopes_2 o (v K_2)) U_n).
+    d slopes_k = -(a o (u K_k) + c o (w K_k)),
+    dK_k = -(u (slopes_k o a)^T + w (slopes_k o c)^T).
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from proxnet_tf.ops.recurrent.equations import (
-    GATES,
-    Coupling,
-    Equations,
-    side_by_side,
-    sum_gates,
+from proxnet_tf.ops.linear.report import Observer, Report
+from proxnet_tf.ops.recurrent.equations import GATES, Equations
+from proxnet_tf.ops.recurrent.implicit import (
+    Explained,
+    Solved,
+    Solver,
+    Tensors,
+    by_tape,
+    check_recording,
+    implicit_state,
+    solve_by_products,
+    with_gradient,
 )
-from proxnet_tf.ops.recurrent.solve import Solved, Solver, solve_by_products, solve_dense
+
+Masks = Sequence[tf.Tensor] | None  # of dropout: one, or one for each block of a kernel
 
 
-def third_of(slopes: tf.Tensor) -> tf.Tensor:
-    """The part of the third gate."""
-    return slopes[..., 2 * (slopes.shape[-1] // GATES) :]
+def side_by_side(x: tf.Tensor) -> tf.Tensor:
+    """[x, x, x]: the same for every gate, (..., 3 units)."""
+    return tf.concat([x] * GATES, axis=-1)
 
 
-class GateKernels(NamedTuple):
+def sum_gates(x: tf.Tensor) -> tf.Tensor:
+    """The transpose of `side_by_side`."""
+    first, second, third = tf.split(x, GATES, axis=-1)
+    return first + second + third
+
+
+def masked_product(x: tf.Tensor, kernel: tf.Tensor, masks: Masks) -> tf.Tensor:
+    """x W with no mask, with one, or with one mask a block of W."""
+    if masks is None:
+        return x @ kernel
+    parts = zip(masks, tf.split(kernel, len(masks), axis=-1), strict=True)
+    return tf.concat([(x * mask) @ k for mask, k in parts], axis=-1)
+
+
+class GateKernels:
     """The linear part of J in (9): v -> v K_k for every gate, its transpose and its gradient.
 
-    Attributes:
+    Args:
         kernel: the K_k side by side, (features, 3 units).
-        transposed: its transpose, or `None`; worth keeping where there are many products.
-        scale: the dropout mask of the input: `None`, (batch, features), or one mask a gate,
-            (batch, 3, features).
-        coupling: U_n, or `None`.
+        masks: of the input, each (batch, features), see `masked_product`.
     """
 
-    kernel: tf.Tensor
-    transposed: tf.Tensor | None = None
-    scale: tf.Tensor | None = None
-    coupling: Coupling | None = None
+    def __init__(self, kernel: tf.Tensor, masks: Masks = None):
+        self.kernel, self.masks = kernel, masks
+        self._transposed = tf.transpose(kernel)
 
     @classmethod
     def of(
-        cls,
-        kernel: tf.Tensor,
-        blocks: int,
-        sqrt_rho: tf.Tensor,
-        scale: tf.Tensor | None = None,
-        coupling: Coupling | None = None,
+        cls, kernel: tf.Tensor, equations: Equations, sqrt_rho: tf.Tensor, masks: Masks = None
     ) -> "GateKernels":
-        """From the input kernel of the layer, (features, blocks * units)."""
-        gates = sqrt_rho * kernel[:, : GATES * (kernel.shape[-1] // blocks)]
-        return cls(gates, tf.transpose(gates), scale, coupling)
-
-    @property
-    def gate_scales(self) -> list[tf.Tensor] | None:
-        """The masks of the gates where each has its own."""
-        if self.scale is None or len(self.scale.shape) == 2:
-            return None
-        return tf.unstack(self.scale, axis=1)
+        """From the input kernel of the layer, (features, blocks * units), and all its masks."""
+        units = kernel.shape[-1] // len(equations.input_blocks)
+        masks = None if masks is None else masks[:GATES]
+        return cls(sqrt_rho * kernel[:, : GATES * units], masks)
 
     def products(self, v: tf.Tensor) -> tf.Tensor:
         """v K_k side by side, from (batch, features) to (batch, 3 units)."""
-        scales = self.gate_scales
-        if scales is None:
-            return (v if self.scale is None else v * self.scale) @ self.kernel
-        pairs = zip(scales, tf.split(self.kernel, GATES, axis=-1), strict=True)
-        return tf.concat([(v * scale) @ kernel for scale, kernel in pairs], axis=-1)
+        return masked_product(v, self.kernel, self.masks)
 
     def transpose(self, t: tf.Tensor) -> tf.Tensor:
         """sum_k t_k K_k^T, from (batch, 3 units) to (batch, features)."""
-        scales = self.gate_scales
-        if scales is not None:
-            gates = (tf.split(x, GATES, axis=-1) for x in (t, self.kernel))
-            parts = zip(scales, *gates, strict=True)
-            return tf.add_n([tf.matmul(t_k, k, transpose_b=True) * s for s, t_k, k in parts])
-        if self.transposed is not None:
-            v = t @ self.transposed
-        else:
-            v = tf.matmul(t, self.kernel, transpose_b=True)
-        return v if self.scale is None else v * self.scale
+        if self.masks is None:
+            return t @ self._transposed
+        number = len(self.masks)
+        gates = tf.split(t, number, axis=-1), tf.split(self._transposed, number, axis=0)
+        return tf.add_n([(t_k @ k) * m for m, t_k, k in zip(self.masks, *gates, strict=True)])
 
     def outer(self, v: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
         """The gradient of <t, products(v)> in the kernel, (features, 3 units)."""
-        scales = self.gate_scales
-        if scales is None:
-            return tf.matmul(v if self.scale is None else v * self.scale, t, transpose_a=True)
-        pairs = zip(scales, tf.split(t, GATES, axis=-1), strict=True)
-        return tf.concat([tf.matmul(v * s, t_k, transpose_a=True) for s, t_k in pairs], axis=-1)
-
-    def dense(self, slopes: tf.Tensor) -> tf.Tensor:
-        """J itself, (batch, units, features): for the dense check only."""
-        features = self.kernel.shape[0]
-        kernels = tf.transpose(tf.reshape(self.kernel, [features, GATES, -1]), [1, 2, 0])
-        j = tf.reshape(slopes, [-1, GATES, kernels.shape[1], 1]) * kernels
-        if self.scale is not None:
-            j *= tf.reshape(self.scale, [-1, 1 if self.gate_scales is None else GATES, 1, features])
-        if self.coupling is None:
-            return tf.reduce_sum(j, axis=1)
-        second = tf.matmul(self.coupling.kernel, j[:, 1], transpose_a=True)
-        return j[:, 0] + third_of(slopes)[..., None] * second + j[:, 2]
-
-    def through(self, slopes: tf.Tensor, products: tf.Tensor) -> tf.Tensor:
-        """J v from the slopes and the products of v, (batch, units)."""
-        if self.coupling is None:
-            return sum_gates(slopes * products)
-        first, second, third = tf.split(slopes * products, GATES, axis=-1)
-        return first + third_of(slopes) * (second @ self.coupling.kernel) + third
-
-    def back(self, slopes: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
-        """The transpose of `through` in the products but for the slopes, (batch, 3 units)."""
-        if self.coupling is None:
-            return side_by_side(t)
-        second = tf.matmul(third_of(slopes) * t, self.coupling.kernel, transpose_b=True)
-        return tf.concat([t, second, t], axis=-1)
+        if self.masks is None:
+            return tf.matmul(v, t, transpose_a=True)
+        parts = zip(self.masks, tf.split(t, len(self.masks), axis=-1), strict=True)
+        return tf.concat([tf.matmul(v * m, t_k, transpose_a=True) for m, t_k in parts], axis=-1)
 
 
 def solve_gates(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: Solver) -> Solved:
@@ -130,21 +101,45 @@ def solve_gates(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: S
         s: right-hand side, (batch, units).
         slopes: (9), (batch, 3 units).
         kernels: (9).
-        solver: method, tolerance and bound.
+        solver: tolerance and bound.
 
     Returns:
         The solution; its `products` are u K_k side by side, (batch, 3 units).
     """
-    if solver.method == "cholesky":
-        return solve_dense(s, kernels.dense(slopes), kernels.products, solver)
     return solve_by_products(
         s,
         product=kernels.products,
-        total=lambda products: kernels.through(slopes, products),
-        transpose=lambda t: kernels.transpose(slopes * kernels.back(slopes, t)),
+        total=lambda products: sum_gates(slopes * products),
+        transpose=lambda t: kernels.transpose(slopes * side_by_side(t)),
         solver=solver,
         width=slopes.shape[-1],
     )
+
+
+class NewState(NamedTuple):
+    """What a cell makes of its pre-activations.
+
+    Attributes:
+        s: the new state before the proximal map, (batch, units).
+        gate: of the output, (batch, units), or `None`.
+        slopes: (9), (batch, 3 units).
+    """
+
+    s: tf.Tensor
+    gate: tf.Tensor | None
+    slopes: tf.Tensor
+
+
+def new_state_of(z: tf.Tensor, c_prev: tf.Tensor, equations: Equations) -> NewState:
+    """The new state with its slopes: it is elementwise in z, so one gradient has them all."""
+    with tf.GradientTape() as tape:
+        tape.watch(z)
+        s, gate = equations.new_state(z, c_prev)
+    slopes = tape.gradient(s, z)
+    if slopes is None:  # every activation is constant, or
+        check_recording()
+        slopes = tf.zeros_like(z)
+    return NewState(s, gate, slopes[:, : GATES * s.shape[-1]])
 
 
 class Step(NamedTuple):
@@ -169,14 +164,192 @@ def cell_step(
     """One time step from the pre-activations; `prox_step` differentiates.
 
     Args:
-        z: the pre-activations.
+        z: the pre-activations, (batch, 4 units).
         c_prev: the previous proximal state, (batch, units).
         kernels: (9).
         equations: of the cell.
         valid: boolean (batch, 1); where false there is nothing to solve.
     """
-    s, slopes, gate = equations.new_state(z, c_prev, kernels.coupling)
+    s, gate, slopes = new_state_of(z, c_prev, equations)
     if valid is not None:
         s = tf.where(valid, s, tf.zeros_like(s))
     solved = solve_gates(s, slopes, kernels, equations.solver)
     return Step(equations.output(solved.c if equations.output_from_prox else s, gate), solved)
+
+
+class StepCotangent(NamedTuple):
+    """What `step_cotangent` finds.
+
+    Attributes:
+        z: cotangent of the pre-activations.
+        c_prev: cotangent of the previous state, (batch, units).
+        w: u of (7) for the cotangent of c, (batch, features).
+        slopes_a: slopes o [a a a], (batch, 3 units).
+        slopes_c: slopes o [c c c], (batch, 3 units).
+        report: how well the linear system was solved.
+    """
+
+    z: tf.Tensor
+    c_prev: tf.Tensor
+    w: tf.Tensor
+    slopes_a: tf.Tensor
+    slopes_c: tf.Tensor
+    report: Report
+
+
+def step_cotangent(
+    z: tf.Tensor,
+    c_prev: tf.Tensor,
+    c: tf.Tensor,
+    products_u: tf.Tensor,
+    dh: tf.Tensor,
+    dc: tf.Tensor,
+    kernels: GateKernels,
+    equations: Equations,
+) -> StepCotangent:
+    """The cotangents of `cell_step`, but that of the kernel: see `kernel_cotangent`.
+
+    Args:
+        z, c_prev: the arguments of the step.
+        c: its proximal state, (batch, units).
+        products_u: `products` of its solution, (batch, 3 units).
+        dh, dc: cotangents of h and c, (batch, units).
+        kernels: (9).
+        equations: of the cell.
+    """
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([z, c_prev, c])
+        s, gate, slopes = new_state_of(z, c_prev, equations)
+        h = equations.output(c if equations.output_from_prox else s, gate)
+    if equations.output_from_prox:
+        dc += tape.gradient(h, c, dh)
+    solved = solve_gates(dc, slopes, kernels, equations.solver)
+    a, c = side_by_side(solved.c), side_by_side(c)
+    d_slopes = -(a * products_u + c * solved.products)
+    dz, dc_prev = tape.gradient(
+        [s, slopes, h], [z, c_prev], [solved.c, d_slopes, dh], unconnected_gradients="zero"
+    )
+    return StepCotangent(dz, dc_prev, solved.u, slopes * a, slopes * c, solved.report)
+
+
+def kernel_cotangent(
+    kernels: GateKernels,
+    sqrt_rho: tf.Tensor,
+    width: int,
+    slopes_a: tf.Tensor,
+    w: tf.Tensor,
+    slopes_c: tf.Tensor,
+    u: tf.Tensor,
+) -> tf.Tensor:
+    """The part of J in the gradient of the input kernel, (features, `width`).
+
+    Args:
+        kernels: of (9), made of the input kernel.
+        sqrt_rho: the factor between the two.
+        width: of the input kernel.
+        slopes_a: see `StepCotangent`, (rows, 3 units); the rows are summed over.
+        w: of (8), (rows, features).
+        slopes_c: see `StepCotangent`.
+        u: of (8).
+    """
+    d_gates = -sqrt_rho * (kernels.outer(u, slopes_a) + kernels.outer(w, slopes_c))
+    return tf.pad(d_gates, [[0, 0], [0, width - d_gates.shape[-1]]])
+
+
+# --- differentiable to every order ----------------------------------------------------------------
+
+
+def prox_state(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: Solver) -> tf.Tensor:
+    """The proximal state (6) of a gated cell, differentiable to every order.
+
+    Args:
+        s: the new state, (batch, units).
+        slopes: (9), (batch, 3 units).
+        kernels: (9); gradients go to its `kernel`.
+        solver: how the system is solved.
+
+    Returns:
+        c, (batch, units).
+    """
+
+    def solve(inputs: Tensors, masks: Masks, rhs: tf.Tensor) -> Solved:
+        slopes, kernel = inputs
+        return solve_gates(rhs, slopes, GateKernels(kernel, masks), solver)
+
+    def transpose(inputs: Tensors, masks: Masks, c: tf.Tensor) -> tf.Tensor:
+        slopes, kernel = inputs
+        return GateKernels(kernel, masks).transpose(slopes * side_by_side(c))
+
+    def contract(
+        inputs: Tensors, masks: Masks, a: tf.Tensor, w: tf.Tensor, c: tf.Tensor, u: tf.Tensor
+    ) -> Tensors:
+        slopes, gates = inputs[0], GateKernels(inputs[1], masks)
+        a, c = side_by_side(a), side_by_side(c)
+        d_slopes = -(a * gates.products(u) + c * gates.products(w))
+        return d_slopes, -(gates.outer(u, slopes * a) + gates.outer(w, slopes * c))
+
+    inputs = [slopes, kernels.kernel]
+    return implicit_state(inputs, s, kernels.masks, solve, transpose, contract)[0]
+
+
+def composed_step(
+    z: tf.Tensor, c_prev: tf.Tensor, kernels: GateKernels, equations: Equations
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """h and c of one step by differentiable operations."""
+    s, gate, slopes = new_state_of(z, c_prev, equations)
+    c = prox_state(s, slopes, kernels, equations.solver)
+    return equations.output(c if equations.output_from_prox else s, gate), c
+
+
+def _step(tensors: Tensors, constants: Any, equations: Equations) -> Explained:
+    z, c_prev, kernel = tensors
+    h, solved = cell_step(z, c_prev, GateKernels.of(kernel, equations, *constants), equations)
+    return Explained((h, solved.c), (solved.c, solved.u, solved.products), solved.report)
+
+
+def _step_gradient(tensors: Tensors, constants: Any, equations: Equations) -> Explained:
+    z, c_prev, kernel, dh, dc, c, u, products_u = tensors
+    kernels = GateKernels.of(kernel, equations, *constants)
+    found = step_cotangent(z, c_prev, c, products_u, dh, dc, kernels, equations)
+    d_kernel = kernel_cotangent(
+        kernels, constants[0], kernel.shape[-1], found.slopes_a, found.w, found.slopes_c, u
+    )
+    return Explained((found.z, found.c_prev, d_kernel), (), found.report)
+
+
+@by_tape
+def _composed(tensors: Tensors, constants: Any, equations: Equations) -> Tensors:
+    z, c_prev, kernel = tensors
+    return composed_step(z, c_prev, GateKernels.of(kernel, equations, *constants), equations)
+
+
+def prox_step(
+    z: tf.Tensor,
+    c_prev: tf.Tensor,
+    kernel: tf.Tensor,
+    sqrt_rho: tf.Tensor,
+    equations: Equations,
+    masks: Masks = None,
+    observer: Observer | None = None,
+    jit_compile: bool = False,
+) -> tuple[tf.Tensor, tf.Tensor, Report]:
+    """One time step from the pre-activations, differentiable to every order.
+
+    Args:
+        z: the pre-activations, see `Equations`, (batch, 4 units).
+        c_prev: the previous proximal state, (batch, units).
+        kernel: the input kernel W, (features, blocks * units).
+        sqrt_rho: delta / sqrt(lam), a constant of the map: no gradient.
+        equations: of the cell.
+        masks: of dropout of the input: `None`, one, or one for each block of W.
+        observer: sees the report of the gradient's solve.
+        jit_compile: compile the step and its gradient by XLA.
+
+    Returns:
+        h, c, both (batch, units), and the report of the solve.
+    """
+    functions = _step, _step_gradient, _composed
+    (h, c), report = with_gradient(
+        *functions, [z, c_prev, kernel], [sqrt_rho, masks], equations, observer, jit_compile
+    )
+    return h, c, report

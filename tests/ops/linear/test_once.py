@@ -19,7 +19,6 @@ WITHOUT = {
     "layer": ProxLSTM(3, dtype="float64", jit_compile=False),
     "cell": keras.layers.RNN(ProxLSTMCell(3, dtype="float64"), dtype="float64"),
     "GRU": ProxGRU(3, dtype="float64", jit_compile=False),
-    "GRU, reset before": ProxGRU(3, dtype="float64", reset_after=False, unroll=True),
     "any cell": keras.layers.RNN(ProxRNNCell(GRU, dtype="float64"), dtype="float64", unroll=True),
     "dropout": ProxDropout(dtype="float64"),
     "function": Prox(lambda z: tf.reduce_sum(z**4, -1), dtype="float64"),

@@ -1,44 +1,72 @@
 """Problems of recurrent steps with dense answers, and derivatives of second order."""
 
 import numpy as np
+import scipy.special
 import tensorflow as tf
 
-from tests.helpers.differences import directional_difference
+from proxnet_tf.ops.recurrent.equations import GRUEquations, LSTMEquations
+from tests.helpers import prox_recurrent_reference as reference
+from tests.helpers.differences import central_difference, directional_difference
 
 SIZES = [(3, 4, 2), (4, 1, 3), (3, 2, 5)]  # batch, features, units
+EQUATIONS = {"LSTM": LSTMEquations, "GRU": GRUEquations}
+REFERENCES = {"LSTM": reference.lstm, "GRU": reference.gru}
+BLOCKS = {"LSTM": 4, "GRU": 3}  # of a kernel
+# Activations other than tanh and sigmoid, for both.
+OTHERS = {"activation": tf.math.softplus, "recurrent_activation": tf.math.erf}
+NUMPY = {"activation": reference.softplus, "recurrent_activation": scipy.special.erf}
 
 
-def random(rng, *shape, scale=1.0):
-    return scale * rng.normal(size=shape)
+def masks_of(rng, batch, features, number):
+    """`number` dropout masks, or `None`."""
+    return (
+        None if number is None else list(rng.integers(0, 2, size=(number, batch, features)) * 2.0)
+    )
 
 
-def gate_problem(batch, features, units, seed=0, scales=None):
+def gate_problem(batch, features, units, seed=0, masks=None):
+    """s, slopes, the kernels of the gates, and dropout masks."""
     rng = np.random.default_rng(seed)
-    s = random(rng, batch, units)
-    slopes = random(rng, batch, 3 * units)
-    kernel = random(rng, features, 3 * units)
-    scale = {None: None, "shared": (batch, features), "gates": (batch, 3, features)}[scales]
-    if scale is not None:
-        scale = rng.integers(0, 2, size=scale) * 2.0
-    return s, slopes, kernel, scale
+    shapes = (batch, units), (batch, 3 * units), (features, 3 * units)
+    return *(rng.normal(size=shape) for shape in shapes), masks_of(rng, batch, features, masks)
 
 
-def dense_jacobian(slopes, kernel, scale):
-    """J = sum_k diag(slopes_k) K_k^T diag(scale_k), example by example."""
+def dense_jacobian(slopes, kernel, masks):
+    """J = sum_k diag(slopes_k) K_k^T diag(mask_k), example by example."""
     units = kernel.shape[1] // 3
     j = np.zeros((len(slopes), units, len(kernel)))
     for n in range(len(slopes)):
         for k in range(3):
             columns = slice(k * units, (k + 1) * units)
-            factor = 1.0 if scale is None else scale[n] if scale.ndim == 2 else scale[n, k]
+            factor = 1.0 if masks is None else masks[k % len(masks)][n]
             j[n] += np.diag(slopes[n, columns]) @ (kernel[:, columns].T * factor)
     return j
 
 
-def dense_prox(s, slopes, kernel, scale):
+def dense_prox(s, slopes, kernel, masks):
     """(I + J J^T)^-1 s."""
-    j, eye = dense_jacobian(slopes, kernel, scale), np.eye(s.shape[1])
-    return np.stack([np.linalg.solve(eye + a @ a.T, b) for a, b in zip(j, s, strict=True)])
+    return reference.prox(s, dense_jacobian(slopes, kernel, masks), 1.0)
+
+
+def check_gradient(function, numpy_function, values, atol=1e-6):
+    """Values, and gradients of a random function of them, against differences of NumPy's."""
+    tensors = [tf.constant(v) for v in values]
+    with tf.GradientTape() as tape:
+        tape.watch(tensors)
+        found = function(*tensors)
+        rng = np.random.default_rng(3)
+        weights = [rng.normal(size=y.shape) for y in found]
+        loss = tf.add_n([tf.reduce_sum(w * y) for w, y in zip(weights, found, strict=True)])
+    for left, right in zip(found, numpy_function(*values), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-10)
+
+    def numpy_loss(*values):
+        outputs = numpy_function(*values)
+        return sum(np.sum(w * y) for w, y in zip(weights, outputs, strict=True))
+
+    for index, gradient in enumerate(tape.gradient(loss, tensors)):
+        numeric = central_difference(numpy_loss, values, index)
+        np.testing.assert_allclose(gradient, numeric, atol=atol, err_msg=f"argument {index}")
 
 
 def gradient_norm(function, tensors):
@@ -70,19 +98,15 @@ def check_second_derivative(function, values, graph):
     np.testing.assert_allclose(found, numeric, rtol=1e-6)
 
 
-def sequence_problem(batch=3, steps=4, features=3, units=2, seed=0):
-    rng = np.random.default_rng(seed)
-    return [
-        random(rng, batch, steps, features),
-        random(rng, batch, units),
-        random(rng, batch, units),
-        random(rng, features, 4 * units, scale=0.7),
-        random(rng, units, 4 * units, scale=0.7),
-        random(rng, 4 * units, scale=0.3),
+def sequence_problem(kind="LSTM", batch=3, steps=4, features=3, units=2, seed=0):
+    """x, h, c, the kernels and the bias of the pre-activations."""
+    rng, width = np.random.default_rng(seed), BLOCKS[kind] * units
+    sizes = [
+        ((batch, steps, features), 1.0),
+        ((batch, units), 1.0),
+        ((batch, units), 1.0),
+        ((features, width), 0.7),
+        ((units, width), 0.7),
+        ((4 * units,), 0.3),
     ]
-
-
-def lstm_problem(batch, features, units, seed=0):
-    """x, h, c and the weights of one step."""
-    x, *others = sequence_problem(batch, 1, features, units, seed)
-    return [x[:, 0], *others]
+    return [scale * rng.normal(size=shape) for shape, scale in sizes]

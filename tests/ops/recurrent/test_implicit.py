@@ -1,4 +1,4 @@
-"""Derivatives of every order from a first one in closed form, on functions that are known."""
+"""The linear system of a state against dense NumPy, and derivatives of functions that are known."""
 
 from typing import NamedTuple
 
@@ -10,14 +10,18 @@ from proxnet_tf.ops.linear.report import Report
 from proxnet_tf.ops.recurrent import implicit
 from proxnet_tf.ops.recurrent.implicit import (
     Explained,
+    Solved,
+    Solver,
+    by_tape,
     implicit_state,
     isolated,
     off_the_tape,
     run,
+    solve_by_products,
     with_gradient,
 )
-from proxnet_tf.ops.recurrent.solve import Solved
-from tests.helpers.differences import central_difference
+from tests.helpers.prox_recurrent_reference import prox
+from tests.ops.recurrent.cases import check_gradient
 
 
 def derivatives(function, t, orders):
@@ -32,6 +36,117 @@ def derivatives(function, t, orders):
 
 def report_of(x, iterations=1):
     return Report(tf.abs(x), tf.constant(iterations), tf.abs(x) <= 0.5)
+
+
+def jacobians(batch, units, features, norm=1.0, seed=0):
+    return np.random.default_rng(seed).normal(size=(batch, units, features)) * norm
+
+
+def exact_of(j, s):
+    """c = (I + J J^T)^-1 s and u = J^T c."""
+    j, s = j.astype("float64"), s.astype("float64")
+    c = prox(s, j, 1.0)
+    return c, np.einsum("nuf,nu->nf", j, c)
+
+
+def by_products(j, s, jacobian_dtype=None, **settings):
+    return solve_by_products(
+        tf.constant(s),
+        product=lambda v: tf.linalg.matvec(j, v),
+        total=tf.identity,
+        transpose=lambda t: tf.linalg.matvec(j, t, transpose_a=True),
+        solver=Solver(**settings),
+        width=s.shape[-1],
+        jacobian_dtype=jacobian_dtype,
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype, tolerance",
+    [("float64", 1e-12), ("float32", 1e-5), ("float16", 1e-3), ("bfloat16", 1e-2)],
+)
+def test_tolerance_of_a_dtype(dtype, tolerance):
+    assert Solver().tolerance_for(dtype) == Solver().tolerance_for(tf.as_dtype(dtype)) == tolerance
+    assert Solver(tolerance=0.25).tolerance_for(dtype) == 0.25
+
+
+def test_bound_on_the_steps():
+    assert Solver().bound_for(3, 7) == Solver().bound_for(7, 3) == 16
+    assert Solver(max_iterations=4).bound_for(3, 7) == 4
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("norm", [0.0, 0.1, 1.0, 30.0])
+def test_the_residual_bounds_the_error(norm, dtype):
+    j = (jacobians(5, 12, 8) * norm / 5).astype(dtype)
+    s = np.random.default_rng(1).normal(size=(5, 12)).astype(dtype)
+    s[2] = 0.0
+    rounding = 10 * (1 + norm**2) * np.finfo(dtype).eps
+    exact, u = exact_of(j, s)
+    for tolerance in (1e-2, 1e-5):
+        solved = by_products(j, s, tolerance=tolerance)
+        assert solved.report.converged.numpy().all()
+        assert (solved.report.residual <= tolerance).numpy().all()
+        error = np.linalg.norm(solved.c - exact, axis=-1)
+        size = np.linalg.norm(s, axis=-1)
+        assert (error <= solved.report.residual.numpy() * size * 1.001 + rounding * size).all()
+        np.testing.assert_allclose(solved.u, u, atol=2 * tolerance * size.max() + 1e-6)
+        np.testing.assert_allclose(solved.products, s - solved.c, atol=1e-5)
+        np.testing.assert_array_equal(solved.c[2], 0.0)
+
+
+def test_the_factors_of_the_jacobian_may_be_apart():
+    """J = D A with `products` = A u: the linear part alone."""
+    rng = np.random.default_rng(2)
+    a, d, s = rng.normal(size=(6, 4)), rng.normal(size=(3, 6)), rng.normal(size=(3, 6))
+    solved = solve_by_products(
+        tf.constant(s),
+        product=lambda v: tf.matmul(v, a, transpose_b=True),
+        total=lambda t: d * t,
+        transpose=lambda t: tf.matmul(d * t, a),
+        solver=Solver(),
+        width=6,
+    )
+    c, u = exact_of(d[:, :, None] * a, s)
+    np.testing.assert_allclose(solved.c, c, atol=1e-11)
+    np.testing.assert_allclose(solved.u, u, atol=1e-11)
+    np.testing.assert_allclose(solved.products, u @ a.T, atol=1e-11)
+
+
+def test_a_small_bound_is_reported():
+    j, s = 100 * jacobians(2, 20, 20), jacobians(2, 20, 1, seed=7)[..., 0]
+    report = by_products(j, s, max_iterations=3).report
+    assert report.iterations == 3
+    assert report.residual.shape == report.converged.shape == (2,)
+    assert not report.converged.numpy().any()
+    assert (report.residual > 1e-6).numpy().all()
+
+
+def test_a_rough_jacobian_is_not_solved_to_the_last_digit():
+    j, s = jacobians(2, 20, 20) / 5, jacobians(2, 20, 1, seed=8)[..., 0]
+    fine, rough = by_products(j, s), by_products(j, s, jacobian_dtype="float16")
+    assert fine.report.iterations > rough.report.iterations
+    assert (fine.report.residual <= 1e-12).numpy().all()
+    assert (rough.report.residual <= 1e-3).numpy().all()
+    assert (rough.report.residual > 1e-12).numpy().all()
+
+
+def test_what_is_not_a_number_stays_with_its_example():
+    j, s = jacobians(3, 4, 2), jacobians(3, 4, 1, seed=9)[..., 0]
+    exact, u = exact_of(j, s)
+    s[1, 0] = np.nan
+    solved = by_products(j, s)
+    np.testing.assert_array_equal(solved.report.converged, [True, False, True])
+    for found, wanted in ((solved.c, exact), (solved.u, u), (solved.products, s - exact)):
+        assert np.isnan(found[1]).all()
+        np.testing.assert_allclose(found.numpy()[[0, 2]], wanted[[0, 2]], atol=1e-11)
+    assert np.isnan(solved.report.residual[1])
+
+
+def test_no_example():
+    solved = by_products(jacobians(0, 3, 2), np.zeros((0, 3)))
+    assert solved.c.shape == (0, 3) and solved.u.shape == (0, 2)
+    assert solved.report.residual.shape == (0,) and solved.report.iterations == 0
 
 
 # --- small parts ----------------------------------------------------------------------------------
@@ -122,6 +237,7 @@ def wave_gradient(tensors, constants, options):
     return Explained((dx, dy * sine**power + dz), (), report_of(dy, 7))
 
 
+@by_tape
 def wave_composed(tensors, constants, options):
     return wave(tensors, constants, options).values
 
@@ -230,21 +346,14 @@ def test_state_and_its_gradient(masked):
     rng = np.random.default_rng(0)
     values = [rng.normal(size=(3, 2)), rng.normal(size=(3, 2))]
     mask = rng.integers(0, 2, size=(3, 2)) * 2.0 if masked else None
-    weights = rng.normal(size=(3, 2))
-    tensors = [tf.constant(v) for v in values]
-    with tf.GradientTape() as tape:
-        tape.watch(tensors)
-        c, report = state_of(*tensors, None if mask is None else tf.constant(mask))
-        loss = tf.reduce_sum(weights * c)
+    constant = None if mask is None else tf.constant(mask)
 
     def expected(p, s):
-        return s / (1 + (p if mask is None else p * mask) ** 2)
+        return [s / (1 + (p if mask is None else p * mask) ** 2)]
 
-    np.testing.assert_allclose(c, expected(*values), rtol=1e-12)
+    check_gradient(lambda p, s: [state_of(p, s, constant)[0]], expected, values, atol=1e-8)
+    report = state_of(*values, constant)[1]
     np.testing.assert_array_equal(report.residual, np.abs(values[1][:, 0]))
-    for index, gradient in enumerate(tape.gradient(loss, tensors)):
-        numeric = central_difference(lambda *v: np.sum(weights * expected(*v)), values, index)
-        np.testing.assert_allclose(gradient, numeric, atol=1e-8)
 
 
 @pytest.mark.parametrize("graph, orders", [(False, 4), (True, 2)])

@@ -1,23 +1,41 @@
-"""One step of a proximal LSTM against NumPy: products of the kernels, slopes, gates, the state."""
+"""One step of a proximal LSTM or GRU and its adjoint, against dense NumPy and differences."""
 
 import numpy as np
 import pytest
-import scipy.special
 import tensorflow as tf
 
-from proxnet_tf.ops.recurrent.equations import (
+from proxnet_tf.ops.recurrent.equations import GRUEquations, LSTMEquations, gather, spread
+from proxnet_tf.ops.recurrent.implicit import Solver
+from proxnet_tf.ops.recurrent.step import (
+    GateKernels,
+    cell_step,
+    composed_step,
+    new_state_of,
+    prox_state,
+    prox_step,
     side_by_side,
+    solve_gates,
     sum_gates,
-    value_and_slope,
-    value_slope_curvature,
 )
-from proxnet_tf.ops.recurrent.lstm import TANH_SIGMOID, LSTMEquations
-from proxnet_tf.ops.recurrent.solve import Solver
-from proxnet_tf.ops.recurrent.step import GateKernels, cell_step, solve_gates
-from tests.helpers import prox_lstm_reference as reference
-from tests.ops.recurrent.cases import SIZES, dense_jacobian, dense_prox, gate_problem, lstm_problem
+from tests.helpers import prox_recurrent_reference as reference
+from tests.ops.recurrent.cases import (
+    BLOCKS,
+    EQUATIONS,
+    NUMPY,
+    OTHERS,
+    REFERENCES,
+    SIZES,
+    check_gradient,
+    check_second_derivative,
+    dense_jacobian,
+    dense_prox,
+    gate_problem,
+    masks_of,
+    sequence_problem,
+)
 
-SCALES = [None, "shared", "gates"]
+MASKS = pytest.mark.parametrize("masks", [None, 1, 3], ids=["no mask", "shared", "gates"])
+KINDS = pytest.mark.parametrize("kind", EQUATIONS)
 
 
 def test_side_by_side_and_its_transpose():
@@ -27,156 +45,256 @@ def test_side_by_side_and_its_transpose():
     np.testing.assert_allclose(np.sum(side_by_side(x) * t), np.sum(x * sum_gates(t)), rtol=1e-12)
 
 
-@pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("scales", SCALES)
+@pytest.mark.parametrize("blocks", [(0, 1, 2, 3), (0, 1, 2), (0, 1, 3)])
+def test_spread_and_its_transpose(blocks):
+    rng = np.random.default_rng(0)
+    x, t = rng.normal(size=(2, 2 * len(blocks))), rng.normal(size=(2, 8))
+    whole = np.zeros((2, 4, 2))
+    whole[:, blocks] = x.reshape(2, -1, 2)
+    np.testing.assert_array_equal(spread(tf.constant(x), blocks), whole.reshape(2, 8))
+    np.testing.assert_allclose(np.sum(whole.reshape(2, 8) * t), np.sum(x * gather(t, blocks)))
+
+
+def test_cells_of_two_kinds_differ():
+    """What is compiled is kept by the equations."""
+    assert GRUEquations() != LSTMEquations() and GRUEquations() == GRUEquations()
+    assert len({GRUEquations(), LSTMEquations(), GRUEquations(tf.tanh)}) == 2
+
+
+@MASKS
 @pytest.mark.parametrize("sizes", SIZES)
-def test_products_of_the_kernels(sizes, scales, kept):
-    """J v, J^T t, J itself and the gradient of <t, products(v)>, gate by gate in NumPy."""
-    _, slopes, kernel, scale = gate_problem(*sizes, scales=scales)
+def test_products_of_the_kernels(sizes, masks):
+    """J v, J^T t and the gradient of <t, products(v)>, gate by gate in NumPy."""
+    _, _, kernel, masks = gate_problem(*sizes, masks=masks)
     batch, features, units = sizes
     rng = np.random.default_rng(1)
     v, t = rng.normal(size=(batch, features)), rng.normal(size=(batch, 3 * units))
-    if kept:  # as the layer makes them
-        whole = np.c_[kernel, rng.normal(size=(features, units))]
-        kernels = GateKernels.of(tf.constant(whole / 0.7), 4, tf.constant(0.7, tf.float64), scale)
-        np.testing.assert_allclose(kernels.kernel, kernel, rtol=1e-12)
-    else:
-        kernels = GateKernels(tf.constant(kernel), scale=scale)
+    # From the kernel of an LSTM and its masks.
+    whole = np.c_[kernel, rng.normal(size=(features, units))]
+    all_masks = masks if masks is None or len(masks) == 1 else [*masks, np.ones_like(v)]
+    kernels = GateKernels.of(whole / 0.7, LSTMEquations(), 0.7, all_masks)
+    np.testing.assert_allclose(kernels.kernel, kernel, rtol=1e-12)
     products, back, outer = np.zeros_like(t), np.zeros_like(v), np.zeros_like(kernel)
     for n in range(batch):
         for k in range(3):
             columns = slice(k * units, (k + 1) * units)
-            factor = 1.0 if scale is None else scale[n] if scale.ndim == 2 else scale[n, k]
+            factor = 1.0 if masks is None else masks[k % len(masks)][n]
             products[n, columns] = (v[n] * factor) @ kernel[:, columns]
             back[n] += kernel[:, columns] @ t[n, columns] * factor
             outer[:, columns] += np.outer(v[n] * factor, t[n, columns])
     np.testing.assert_allclose(kernels.products(v), products, atol=1e-12)
     np.testing.assert_allclose(kernels.transpose(t), back, atol=1e-12)
     np.testing.assert_allclose(kernels.outer(v, t), outer, atol=1e-12)
-    expected = dense_jacobian(slopes, kernel, scale)
-    np.testing.assert_allclose(kernels.dense(slopes), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", ["cg", "cholesky"])
-@pytest.mark.parametrize("scales", SCALES)
+@MASKS
 @pytest.mark.parametrize("sizes", SIZES)
-def test_gates_are_solved(sizes, scales, method):
-    s, slopes, kernel, scale = gate_problem(*sizes, scales=scales)
-    kernels = GateKernels(tf.constant(kernel), scale=scale)
-    solved = solve_gates(tf.constant(s), slopes, kernels, Solver(method))
-    c = dense_prox(s, slopes, kernel, scale)
-    u = np.einsum("nuf,nu->nf", dense_jacobian(slopes, kernel, scale), c)
+def test_gates_are_solved(sizes, masks):
+    s, slopes, kernel, masks = problem = gate_problem(*sizes, masks=masks)
+    solved = solve_gates(s, slopes, GateKernels(tf.constant(kernel), masks), Solver())
+    c = dense_prox(*problem)
+    u = np.einsum("nuf,nu->nf", dense_jacobian(slopes, kernel, masks), c)
     np.testing.assert_allclose(solved.c, c, atol=1e-10)
     np.testing.assert_allclose(solved.u, u, atol=1e-10)
     np.testing.assert_allclose(sum_gates(slopes * solved.products), s - c, atol=1e-10)
     assert solved.report.converged.numpy().all() and solved.report.converged.shape == s.shape[:1]
 
 
-def test_a_small_bound_is_reported():
-    s, slopes, kernel, _ = gate_problem(3, 6, 6)
-    solved = solve_gates(s, 100 * slopes, GateKernels(kernel), Solver(max_iterations=2))
-    assert solved.report.iterations == 2
-    assert not solved.report.converged.numpy().any()
-
-
-def test_what_is_not_a_number_stays_so():
-    s, slopes, kernel, _ = gate_problem(3, 4, 4)
-    s[1, 0] = np.nan
-    solved = solve_gates(s, slopes, GateKernels(kernel), Solver())
-    np.testing.assert_array_equal(solved.report.converged, [True, False, True])
-    assert np.isnan(solved.c[1]).all() and np.isnan(solved.u[1]).all()
-    assert np.isfinite(solved.c.numpy()[[0, 2]]).all()
-
-
-def sigmoid_slopes(z):
-    y = scipy.special.expit(z)
-    return y, y * (1 - y), y * (1 - y) * (1 - 2 * y)
-
-
-def tanh_slopes(z):
-    return np.tanh(z), np.cosh(z) ** -2.0, -2 * np.tanh(z) * np.cosh(z) ** -2.0
-
-
-def softplus_slopes(z):
-    return np.logaddexp(0, z), *sigmoid_slopes(z)[:2]
-
-
-ACTIVATIONS = {
-    "tanh": (tf.tanh, tanh_slopes),
-    "sigmoid": (tf.sigmoid, sigmoid_slopes),
-    "softplus": (tf.math.softplus, softplus_slopes),
-    "square": (tf.square, lambda z: (z**2, 2 * z, np.full_like(z, 2.0))),
-    "linear": (tf.identity, lambda z: (z, np.ones_like(z), np.zeros_like(z))),
-    "constant": (tf.ones_like, lambda z: (np.ones_like(z), 0 * z, 0 * z)),
+FUNCTIONS = {
+    "tanh and sigmoid": ({}, {}),
+    "others": (OTHERS, NUMPY),
+    "constant": ({"activation": tf.ones_like}, {"activation": lambda z: np.ones_like(z)}),
 }
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_slope_and_curvature_of_an_activation(name):
-    function, expected = ACTIVATIONS[name]
-    z = np.array([[-3.0, -0.4, 0.0], [0.2, 1.0, 4.0]])
-    tensor = tf.constant(z)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@KINDS
+def test_state_and_the_slopes_of_the_jacobian(kind, name):
+    """s and the output of the reference; J by complex steps in the input."""
+    functions, numpy_functions = FUNCTIONS[name]
+    equations = EQUATIONS[kind](**functions)
+    x, h, c, *weights = sequence_problem(kind, steps=1)
+    x, (kernel, recurrent_kernel, bias) = x[:, 0], weights
+    fed = h if equations.feeds_output else c
+    z = spread(tf.constant(x @ kernel), equations.input_blocks) + bias
+    z += spread(tf.constant(fed @ recurrent_kernel), equations.recurrent_blocks)
+    new = new_state_of(z, tf.constant(c), equations)
+
+    def expected(x):
+        return REFERENCES[kind](x, h, c, weights, **numpy_functions)
+
+    s, output = expected(x)
+    np.testing.assert_allclose(new.s, s, atol=1e-13)
+    np.testing.assert_allclose(equations.output(new.s, new.gate), output(s), atol=1e-13)
+    j = dense_jacobian(new.slopes.numpy(), kernel[:, :6], None)
+    np.testing.assert_allclose(j, reference.jacobian(lambda x: expected(x)[0], x), atol=1e-12)
+
+
+# --- the proximal state ---------------------------------------------------------------------------
+
+
+def state_of(s, slopes, kernel, masks):
+    return prox_state(s, slopes, GateKernels(kernel, masks), Solver())
+
+
+@MASKS
+@pytest.mark.parametrize("sizes", SIZES)
+def test_prox_state_and_its_gradient(sizes, masks):
+    *values, masks = gate_problem(*sizes, masks=masks)
+    check_gradient(lambda *v: [state_of(*v, masks)], lambda *v: [dense_prox(*v, masks)], values)
+
+
+@pytest.mark.parametrize("masks, graph", [(None, False), (3, False), (None, True)])
+def test_prox_state_second_derivative(masks, graph):
+    *values, masks = gate_problem(3, 4, 2, masks=masks)
+    check_second_derivative(lambda *t: tf.reduce_sum(tf.sin(state_of(*t, masks))), values, graph)
+
+
+def test_prox_state_third_derivative():
+    s, slopes, kernel, _ = gate_problem(2, 3, 2)
+
+    def along(t):  # a curve through the problem, in one real variable
+        return tf.reduce_sum(state_of(s + t, slopes * tf.cos(t), kernel + t, None) ** 2)
+
+    def derivative(t, order):
+        if order == 0:
+            return along(t)
+        with tf.GradientTape() as tape:
+            tape.watch(t)
+            value = derivative(t, order - 1)
+        return tape.gradient(value, t)
+
+    step = 1e-4
+    t = tf.constant(0.3, tf.float64)
+    numeric = (derivative(t + step, 2) - derivative(t - step, 2)) / (2 * step)
+    np.testing.assert_allclose(derivative(t, 3), numeric, rtol=1e-6)
+
+
+# --- a whole step ---------------------------------------------------------------------------------
+
+RHO = 0.8
+STEPS = {
+    "plain": ({}, None),
+    "shared mask": ({}, 1),
+    "output from prox, a mask a gate": ({"output_from_prox": True}, "all"),
+    "other activations": (OTHERS, None),
+}
+
+
+def step_problem(kind, name, features=4, units=2, **options):
+    """z, c and the kernel of a step; it, by differentiable operations too, and in NumPy."""
+    functions, masks = STEPS[name]
+    equations = EQUATIONS[kind](**functions, **options)
+    rng, blocks = np.random.default_rng(0), BLOCKS[kind]
+    shapes = (3, 4 * units), (3, units), (features, blocks * units)
+    values = [rng.normal(size=shape) for shape in shapes]
+    masks = masks_of(rng, 3, features, blocks if masks == "all" else masks)
+    sqrt_rho = tf.constant(RHO**0.5, tf.float64)
+
+    def step(*tensors, **more):
+        return prox_step(*tensors, sqrt_rho, equations, masks, **more)
+
+    def composed(z, c, kernel):
+        kernels = GateKernels.of(kernel, equations, sqrt_rho, masks)
+        return composed_step(z, c, kernels, equations)
+
+    def expected(z, c, kernel):
+        """The Jacobian in an input v of z + sum_k (v m_k) W_k, example by example."""
+        found = []
+        for n in range(len(z)):
+            mask = 1.0 if masks is None else np.stack([mask[n] for mask in masks])[None]
+            weights = kernel, np.zeros((units, kernel.shape[1])), z[n]
+            at, row = np.zeros((1, features)), c[n : n + 1]
+            options = {"scale": mask, "output_from_prox": equations.output_from_prox}
+            options |= NUMPY if functions == OTHERS else {}
+            found.append(reference.step(REFERENCES[kind], at, row, row, weights, RHO, **options))
+        return [np.concatenate(rows) for rows in zip(*found, strict=True)]
+
+    return values, step, composed, expected
+
+
+@pytest.mark.parametrize("name", STEPS)
+@KINDS
+def test_step_and_its_gradient(kind, name):
+    """Against differences in the pre-activations, the previous state and the kernel inside J."""
+    values, step, composed, expected = step_problem(kind, name)
+    check_gradient(lambda *v: step(*v)[:2], expected, values, atol=1e-7)
+    report = step(*map(tf.constant, values))[2]
+    assert report.converged.numpy().all() and report.residual.shape == (3,)
+    # What higher derivatives are taken of has the same values.
+    found = composed(*map(tf.constant, values))
+    for left, right in zip(found, expected(*values), strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["output from prox, a mask a gate", "other activations"])
+@KINDS
+def test_second_derivative_of_a_step(kind, name):
+    values, step, _, _ = step_problem(kind, name)
+
+    def loss(*tensors):
+        h, c, _ = step(*tensors)
+        return tf.reduce_sum(tf.sin(h)) + tf.reduce_sum(c**2)
+
+    check_second_derivative(loss, values, graph=False)
+
+
+@KINDS
+def test_compiled_step_is_the_same(kind):
+    values, step, _, _ = step_problem(kind, "output from prox, a mask a gate")
+    results = []
+    for jit_compile in (False, True):
+        tensors = [tf.constant(v) for v in values]
+        with tf.GradientTape() as tape:
+            tape.watch(tensors)
+            h, c, report = step(*tensors, jit_compile=jit_compile)
+            loss = tf.reduce_sum(h) + tf.reduce_sum(c**2)
+        results.append([h, c, *report, *tape.gradient(loss, tensors)])
+    for left, right in zip(*results, strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-11)
+
+
+@pytest.mark.parametrize("bound, solved", [(1, False), (50, True)])
+@KINDS
+def test_both_solves_of_a_step_are_reported(kind, bound, solved):
+    """The residual bounds the error of c relative to s, and of a relative to the cotangent."""
+    seen, solver = [], Solver(tolerance=1e-9, max_iterations=bound)
+    values, step, _, expected = step_problem(kind, "plain", features=6, units=5, solver=solver)
+    values[2] *= 5.0
+    tensors = [tf.constant(v) for v in values]
     with tf.GradientTape() as tape:
-        tape.watch(tensor)
-        found = value_and_slope(function, tensor)
-    for left, right in zip(found, expected(z), strict=False):
-        np.testing.assert_allclose(left, right, atol=1e-14)
-    # The slope is differentiable: its derivative is the curvature.
-    curvature = tape.gradient(found[1], tensor, unconnected_gradients="zero")
-    np.testing.assert_allclose(curvature, expected(z)[2], atol=1e-14)
-    for left, right in zip(value_slope_curvature(function, tensor), expected(z), strict=True):
-        np.testing.assert_allclose(left, right, atol=1e-14)
+        tape.watch(tensors)
+        _, c, report = step(*tensors, observer=lambda r: seen.append(r) or [])
+    assert not seen
+    tape.gradient(c, tensors)
+    assert len(seen) == 1
+    for told in (report, seen[0]):
+        np.testing.assert_array_equal(told.converged, [solved] * 3)
+        np.testing.assert_array_equal(told.residual <= 1e-9, told.converged)
+        assert int(told.iterations) == 1 if not solved else 1 < int(told.iterations) <= 50
+    error = np.linalg.norm(c - expected(*values)[1], axis=1)
+    s = EQUATIONS[kind]().new_state(*tensors[:2])[0]
+    assert (error <= report.residual * np.linalg.norm(s, axis=1) + 1e-12).numpy().all()
+    assert (error > 1e-4).all() or solved
 
 
-OPTIONS = {
-    "tanh and sigmoid": (TANH_SIGMOID, {}),
-    "output from prox": (LSTMEquations(output_from_prox=True), {"output_from_prox": True}),
-    "others": (
-        LSTMEquations(activation=tf.math.softplus, recurrent_activation=tf.math.erf),
-        {"activation": reference.softplus, "recurrent_activation": scipy.special.erf},
-    ),
-}
+def test_a_masked_example_has_nothing_to_solve():
+    z, c, kernel = step_problem("LSTM", "plain")[0]
+    kernels = GateKernels.of(kernel, LSTMEquations(), 0.8)
+    valid = np.array([[True], [False], [True]])
+    found = cell_step(tf.constant(z), c, kernels, LSTMEquations(), valid)
+    alone = cell_step(tf.constant(z[::2]), c[::2], kernels, LSTMEquations())
+    np.testing.assert_allclose(found.h.numpy()[::2], alone.h, atol=1e-14)
+    np.testing.assert_allclose(found.solved.c.numpy()[::2], alone.solved.c, atol=1e-12)
+    for nothing in (found.solved.c, found.solved.u, found.solved.report.residual):
+        np.testing.assert_array_equal(nothing[1], 0.0)
+    assert found.solved.report.converged.numpy().all()
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_gates_and_the_slopes_of_the_jacobian(name):
-    """s and o of the reference; J by complex steps in the input."""
-    options, functions = OPTIONS[name]
-    x, h, c_prev, *weights = lstm_problem(3, 4, 2)
-    kernel, recurrent_kernel, bias = weights
-    functions = {"activation": np.tanh, "recurrent_activation": reference.sigmoid} | functions
-    functions.pop("output_from_prox", None)
-
-    def states(x):
-        return reference.state(x, h, c_prev, weights, scale=1.0, **functions)
-
-    z = x @ kernel + h @ recurrent_kernel + bias
-    new = options.new_state(tf.constant(z), tf.constant(c_prev))
-    np.testing.assert_allclose(new.s, states(x)[0], atol=1e-13)
-    np.testing.assert_allclose(new.gate, states(x)[1], atol=1e-13)
-    j = GateKernels(tf.constant(kernel[:, :6])).dense(new.slopes)
-    expected = reference.jacobian(lambda x: states(x)[0], x)
-    np.testing.assert_allclose(j, expected, atol=1e-12)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_step_is_that_of_the_reference(name, masked):
-    options, functions = OPTIONS[name]
-    x, h, c_prev, *weights = lstm_problem(3, 4, 2)
-    kernel, recurrent_kernel, bias = weights
-    expected = reference.prox_lstm(x[:, None], h, c_prev, weights, 0.64, **functions)
-    z = x @ kernel + h @ recurrent_kernel + bias
-    kernels = GateKernels.of(tf.constant(kernel), 4, tf.constant(0.8, tf.float64))
-    valid = np.array([[True], [False], [True]]) if masked else None
-    found = cell_step(tf.constant(z), tf.constant(c_prev), kernels, options, valid)
-    for left, right in zip(
-        (found.h, found.solved.c), (expected[0][:, 0], expected[1]), strict=True
-    ):
-        rows = [0, 2] if masked else [0, 1, 2]
-        np.testing.assert_allclose(left.numpy()[rows], right[rows], atol=1e-10)
-    if masked:  # nothing to solve there
-        np.testing.assert_array_equal(found.solved.c[1], 0.0)
-        np.testing.assert_array_equal(found.solved.u[1], 0.0)
-        np.testing.assert_array_equal(found.solved.report.residual[1], 0.0)
-        assert found.solved.report.converged.numpy().all()
+def test_the_size_of_the_penalty_is_a_constant():
+    values = step_problem("LSTM", "plain")[0]
+    sqrt_rho = tf.constant(1.0, tf.float64)
+    with tf.GradientTape() as tape:
+        tape.watch(sqrt_rho)
+        _, c, _ = prox_step(*map(tf.constant, values), sqrt_rho, LSTMEquations())
+    assert tape.gradient(c, sqrt_rho) is None

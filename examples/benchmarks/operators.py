@@ -189,7 +189,7 @@ def function_table(rng, shape=(100, 20)):
     for name, (entries, lam, size, start) in cases.items():
         x = tf.constant(size * rng.standard_normal(shape), tf.float32)
         layer = Prox(
-            lambda z, f=entries: tf.reduce_sum(f(z), -1), lam=lam, start=start, monitor=True
+            lambda z, f=entries: tf.reduce_sum(f(z), -1), lam=lam, start=start, monitor="all"
         )
 
         def step(v, layer=layer):

@@ -115,7 +115,7 @@ def compare(n, d, lams, signal, repeats):
         _, gradient = step(*single)
         exact = step_of(ProxCCA(lam=lam, epsilon=EPSILON, solver=Newton(1e-12), dtype="float64"))
         p, reference = (t.numpy() for t in exact(*(tf.constant(v) for v in (h, g))))
-        layer = ProxCCA(lam=lam, epsilon=EPSILON, monitor=True)
+        layer = ProxCCA(lam=lam, epsilon=EPSILON, monitor="all")
         layer(single[0], training=True)
         logs = {m.name: float(m.result()) for m in layer.metrics}
         theirs = {}
@@ -143,7 +143,7 @@ def compare(n, d, lams, signal, repeats):
 
 def report_of(lam, x, tolerance=1e-8):
     """Evaluations and residual of a solve."""
-    layer = ProxCCA(lam=lam, epsilon=EPSILON, solver=Newton(tolerance), monitor=True)
+    layer = ProxCCA(lam=lam, epsilon=EPSILON, solver=Newton(tolerance), monitor="all")
     layer(x, training=True)
     logs = {m.name: float(m.result()) for m in layer.metrics}
     return f"residual {logs['residual']:.1e} in {logs['iterations']:.0f} evaluations"

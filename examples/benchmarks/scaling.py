@@ -89,7 +89,7 @@ def measure(case):
         return tf.matmul(x, x, transpose_a=True), tf.matmul(x, square)
 
     options = dict(lam=case["lam"], epsilon=EPSILON, solver=Newton(case["tolerance"]))
-    layer = ProxCCA(monitor=True, **options)
+    layer = ProxCCA(monitor="all", **options)
     layer(x, training=True)
     logs = {m.name: float(m.result()) for m in layer.metrics}
     return case | {

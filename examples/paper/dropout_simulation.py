@@ -52,7 +52,7 @@ def proximal_discriminant(points, sign, lam, c):
         b = tf.matmul(q * (1 - q), data**2) / len(points)
         return tf.reduce_sum(b * z**2, axis=-1)
 
-    layer = Prox(regularizer, lam=lam, monitor=True, dtype="float64")
+    layer = Prox(regularizer, lam=lam, monitor="all", dtype="float64")
     mapped = tf.function(layer)(data).numpy()
 
     def objective(alpha):

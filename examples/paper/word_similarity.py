@@ -167,7 +167,7 @@ def make_model(method, widths, settings):
     if method == "dccae":
         codes = CCARegularizer(settings.strength)(codes)
     else:
-        codes = ProxCCA(lam=settings.strength, **SOLVER, monitor=True, name="prox")(codes)
+        codes = ProxCCA(lam=settings.strength, **SOLVER, monitor="all", name="prox")(codes)
     decoders = [network(hidden[::-1], width) for width in widths]
     outputs = [decoder(code) for decoder, code in zip(decoders, codes, strict=True)]
     return keras.Model(views, outputs), encoders

@@ -127,16 +127,15 @@ def test_monitor_shows_the_solves_of_a_variation():
         invariances=[Invariance("gradient_variation", smoothing=0.3)],
         landmarks=DATA[:4],
         dtype="float32",
-        monitor="kernel",
+        monitor="all",
     )
     model = keras.Sequential([keras.layers.Dense(2), layer, keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     x = DATA[:8].astype("float32")
     logs = model.fit(x, x[:, :1], epochs=1, verbose=0).history
-    assert 0 < logs["kernel_residual"][0] <= 1e-5 and logs["kernel_unsolved"] == [0.0]
-    assert 0 < logs["kernel_backward_residual"][0] <= 1e-6
-    assert logs["kernel_backward_unsolved"] == [0.0]
-    assert logs["kernel_iterations"][0] >= 1
+    assert 0 < logs["residual"][0] <= 1e-5 and logs["unsolved"] == [0.0]
+    assert 0 < logs["backward_residual"][0] <= 1e-6
+    assert logs["iterations"][0] >= 1
 
 
 @pytest.mark.parametrize("power", [-1.0, -0.5])
@@ -251,7 +250,7 @@ def test_lam_moves_between_plain_and_flat_features():
         (lambda: ProxKernelFeatures("gaussian", num_landmarks=2, landmarks=DATA), "one of them"),
         (lambda: ProxKernelFeatures("gausian", num_landmarks=2), "psd_kernels"),
         (lambda: ProxKernelFeatures("gaussian", num_landmarks=0), "num_landmarks"),
-        (lambda: features(monitor=1), "`monitor` must be True, False or a string"),
+        (lambda: features(monitor=1), "`monitor` must be True, False, 'all' or a string"),
         (lambda: features(power=-2.0), "`power` must be -1.0 or -0.5"),
         (lambda: features(lam=-1.0), "lam"),
         (lambda: features(invariances=["gradient_variation"], power=-0.5), "power=-1"),

@@ -26,9 +26,9 @@ class ProxDropout(HasLam, keras.layers.Layer):
     Args:
         lam: > 0; 1 by default; the larger, the nearer the output is to the input. A variable that
             is read at every call: `LambdaSchedule` drives it.
-        monitor: whether to report `residual` (of the search), `unsolved`, `iterations`,
-            `backward_residual` and `backward_unsolved` (a minimum without curvature, whose
-            gradient holds p fixed) as metrics; a string is a prefix of these names. False by
+        monitor: True for the metric `unsolved`: the share of searches that missed the tolerance,
+            and of minima without curvature, whose gradient holds p fixed. "all" adds `residual`,
+            `iterations` and `backward_residual`; another string is a prefix of the names. False by
             default: `status` reads the last eager call.
         **kwargs: of `keras.layers.Layer`.
 

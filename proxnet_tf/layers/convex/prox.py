@@ -52,10 +52,11 @@ class Prox(HasLam, keras.layers.Layer):
             float32.
         max_iterations: bound on the solver's iterations, and on those of the linear systems of
             the gradient; 200 by default.
-        monitor: whether to report `residual` (the worst), `unsolved` (share of the problems) and
-            `iterations` of the map, `backward_residual` and `backward_unsolved` of the gradient's
-            linear systems as metrics; a string is a prefix of these names, so that several
-            monitored layers fit into one model. False by default. A closed form reports zeros.
+        monitor: True for the metric `unsolved`, the share of maps and gradients that missed the
+            tolerance. "all" adds the worst `residual`, the mean number of `iterations` and the
+            worst `backward_residual`, of the gradient's linear systems. Another string is a prefix
+            of the names, which several monitored layers of one model need. False by default. A
+            closed form reports zeros.
         **kwargs: of `keras.layers.Layer`.
 
     Call arguments:

@@ -39,10 +39,10 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         lam: > 0; 1 by default; large: plain features. A variable that `LambdaSchedule` drives.
         power: -1 (the default) or -0.5.
         seed: of the draw of landmarks; 0 by default.
-        monitor: whether to report `residual`, `unsolved`, `iterations`, `backward_residual` and
-            `backward_unsolved` of the solves for a "gradient_variation" as metrics (zeros without
-            one, where all is closed form); a string is a prefix of these names. False by default:
-            `status` reads the last eager call.
+        monitor: True for the metric `unsolved` of the solves for a "gradient_variation" and of
+            their gradients (zero without one, where all is closed form). "all" adds `residual`,
+            `iterations` and `backward_residual`; another string is a prefix of the names. False by
+            default: `status` reads the last eager call.
         **kwargs: of `keras.layers.Layer`.
 
     Call arguments:

@@ -37,12 +37,11 @@ class ProxLSTMCell(GatedCell, keras.layers.LSTMCell):
         jit_compile: `True`, `False` or `"auto"`. Whether XLA compiles a step and its gradient,
             once for every size of the batch: the first training step takes about a second
             longer, and the others less than half the time. `"auto"`: in training, in graphs.
-        monitor: `True`, `False` or a string that the names of the metrics start with. Whether
-            `fit` logs how well the problems of the steps and of their gradients were solved:
-            `residual` (the worst bound on the error of c_t relative to s_t), `unsolved` (the share
-            of examples and steps above the tolerance), `iterations`, `backward_residual`,
-            `backward_unsolved`. (Keras runs a first step twice, to see its shape; metrics see
-            both.) Without it, eager calls warn once of an unsolved problem.
+        monitor: `True` for the metric `unsolved`: the share of examples and steps, forward and
+            backward, above the tolerance. "all" adds `residual` (the worst bound on the error of
+            c_t relative to s_t), `iterations` and `backward_residual`. Another string is a prefix
+            of the names. (Keras runs a first step twice, to see its shape; metrics see both.)
+            `False` by default: eager calls then warn once of an unsolved problem.
         **kwargs: Every argument of `keras.layers.LSTMCell`. Activations must be elementwise and
             are differentiated twice (once more for each further order of derivative): with a
             piecewise linear one the curvature is 0 and the layer is not smooth at its kinks.
@@ -105,7 +104,7 @@ class ProxLSTM(GatedRNN):
             steps is fixed. Use `False` for a first epoch without delay, or to convert the layer
             for a runtime without XLA; LiteRT takes it with `unroll=True` (the loop over time needs
             the select operations of TensorFlow).
-        monitor: `True`, `False` or a string that metric names start with, see `ProxLSTMCell`.
+        monitor: `True`, `False`, "all" or a prefix of the metrics' names, see `ProxLSTMCell`.
             Masked steps do not count.
         return_sequences: Boolean, return h_t of every step rather than of the last one.
         return_state: Boolean, return h and c after the last step too.

@@ -26,7 +26,6 @@ from proxnet_tf.models import (
     AdversarialModel,
     LinearCCA,
     MultiviewClassifier,
-    multiview_model,
 )
 
 __version__ = "0.1.0"
@@ -62,7 +61,6 @@ __all__ = [
     "cca_loss",
     "gcca_loss",
     "linear_lambda",
-    "multiview_model",
     "prox_of_activation",
 ]
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from scipy.linalg import block_diag
 
-from proxnet_tf import MultiviewClassifier
+from proxnet_tf import GCCARegularizer, MultiviewClassifier, ProxGCCA
 from tests.helpers import multiview_reference as reference
 from tests.layers.multiview.cases import EPSILON, GCCA, PLAIN, TIGHT
 
@@ -167,20 +167,22 @@ def test_classifier_learns_from_incomplete_rows_and_predicts_from_one_view():
     model = MultiviewClassifier(
         [keras.layers.Dense(2) for _ in views],
         [keras.layers.Dense(2) for _ in views],
-        num_components=2,
-        lam=2.0,
-        epsilon=EPSILON,
-        inference="moving",
-        correlation_weight=0.01,
+        [
+            GCCARegularizer(0.01, num_components=2, epsilon=EPSILON, missing="pairwise"),
+            ProxGCCA(
+                2,
+                lam=2.0,
+                epsilon=EPSILON,
+                inference="moving",
+                missing="pairwise",
+                solver=PLAIN,
+            ),
+        ],
         nan_is_missing=True,
-        missing="pairwise",
-        solver=PLAIN,
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.05), loss, jit_compile=False)
     model.fit(train, labels[:200], batch_size=50, epochs=8, verbose=0)
-    assert model.prox.missing == model.regularizer.missing == "pairwise"
-    assert model.get_config()["missing"] == "pairwise"
     for here in range(3):
         test = [v[200:].astype("float32") for v in views]
         for j, view in enumerate(test):

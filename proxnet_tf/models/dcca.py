@@ -1,0 +1,466 @@
+"""DCCA and DCCAE: codes that correlate first, then a classifier on the fixed codes."""
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from proxnet_tf.checks import at_least_float32, check_bool, check_integer, check_number
+from proxnet_tf.losses import cca_loss, gcca_loss
+from proxnet_tf.models.base import (
+    MultiviewModel,
+    apply,
+    check_layers,
+    mask_of,
+    over_last_axes,
+    serialized,
+    with_mask,
+)
+from proxnet_tf.models.linear_cca import LinearCCA
+
+UNWEIGHTED = (
+    "The correlation belongs to the batch and cannot weight its rows; leave {} out of `pretrain`."
+)
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+class DCCA(MultiviewModel):
+    """Deep canonical correlation analysis: codes that correlate, then a classifier on the codes.
+
+        pretrain:  min over f  L(f_1(x_1), ..., f_J(x_J)),  L = - sum_{i<=k} sigma_i for two views
+        fit:       min over h  loss(h(F), c),  the encoders f fixed
+
+    For more than two views L is that of `GCCALoss` (deep generalised CCA).
+
+    Args:
+        encoders: a layer or model per view, from the view to its code.
+        predictors: a layer or model per view, from the code (or the code and the view, see
+            `concatenate_inputs`) to the output, all of one shape.
+        num_components: k of the correlation, None (the default) is min(d1, d2); needed for more
+            than two views.
+        epsilon: ridge on each view's covariance, >= 0; 1e-4 by default.
+        concatenate_inputs: whether the predictors get the code and the original view side by side
+            (the paper does this for speech); False by default.
+        predict_with: "average" (default) or the index of a view, as in `MultiviewClassifier`.
+        nan_is_missing: whether a NaN in a view marks it as missing, as in `MultiviewClassifier`;
+            False by default.
+        **kwargs: `name`, `dtype` of a Keras model.
+
+    Call arguments:
+        inputs: list or tuple of J views, in the order of `encoders`. A dict is refused.
+
+    Output:
+        Logits in the shape of a predictor's output, masked as those of `MultiviewClassifier`.
+
+    The encoders are fixed outside `pretrain`. It trains them but for the layers in them that were
+    not trainable when they were given; if no encoder was trainable, it trains all of them. Keras
+    masks of the codes are respected in both stages. Batches of `pretrain` should hold several times
+    as many rows as a code has columns. Sample weights are honoured by `fit` and refused by
+    `pretrain`. Under a `tf.distribute` strategy each replica has its own correlation in `pretrain`.
+
+    The codes of two views correlate up to a linear map of each. `fit_projections` finds these maps
+    (`LinearCCA` of the codes), after which `project` gives the canonical variates of one view
+    without the other: in them a query with one view finds the other by the cosine (`RecallAtK`).
+    The maps are saved with the model; `pretrain` drops them.
+
+    Raises:
+        ValueError: as `MultiviewClassifier`; `fit` or `train_on_batch` before `pretrain`,
+            `project` before `fit_projections`.
+
+    Example:
+
+    >>> encoders = [keras.layers.Dense(2), keras.layers.Dense(2)]
+    >>> model = DCCA(encoders, [keras.layers.Dense(3), keras.layers.Dense(3)])
+    >>> x, y = keras.random.normal((8, 5)), keras.random.normal((8, 4))
+    >>> _ = model.pretrain([x, y], epochs=2, verbose=0)
+    >>> model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    >>> _ = model.fit([x, y], keras.ops.arange(8) % 3, verbose=0)
+    >>> correlations = model.fit_projections([x, y])
+    >>> model.project(x, 0).shape, model.project(y[:1], 1).shape
+    (TensorShape([8, 2]), TensorShape([1, 2]))
+
+    Reference: Andrew, Arora, Bilmes, Livescu, Deep canonical correlation analysis (2013); the
+    paper's section 6.
+    """
+
+    def __init__(
+        self,
+        encoders: Sequence[keras.layers.Layer],
+        predictors: Sequence[keras.layers.Layer],
+        *,
+        num_components: int | None = None,
+        epsilon: float = 1e-4,
+        concatenate_inputs: bool = False,
+        predict_with: str | int = "average",
+        nan_is_missing: bool = False,
+        **kwargs: Any,
+    ):
+        super().__init__(encoders, predictors, predict_with, nan_is_missing, **kwargs)
+        if num_components is not None:
+            num_components = check_integer("num_components", num_components)
+        elif len(self.encoders) > 2:
+            raise ValueError(
+                "`num_components` is needed for more than two views: the width of their common "
+                f"core. Received: num_components=None, {len(self.encoders)} views"
+            )
+        self.num_components = num_components
+        self.epsilon = check_number("epsilon", epsilon, at_least=0.0)
+        self.concatenate_inputs = check_bool("concatenate_inputs", concatenate_inputs)
+        self.decoders: list[keras.layers.Layer] = []
+        self._first_stage = _FirstStage(self.encoders)
+        flag = dict(shape=(), initializer="zeros", trainable=False)
+        self.pretrained = self.add_weight(name="pretrained", **flag)
+        self.projected = self.add_weight(name="projected", **flag)
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape)
+        if len(self.encoders) > 2:
+            return
+        dtype = at_least_float32(self.variable_dtype).name
+        widths = [code.shape[-1] for code in self._symbolic_codes(input_shape)]
+        k = self.num_components or min(widths)
+
+        def add(name: str, *shape: int) -> keras.Variable:
+            options = dict(initializer="zeros", trainable=False, autocast=False, dtype=dtype)
+            return self.add_weight(name=name, shape=shape, **options)
+
+        self.means = [add(f"mean_{j}", width) for j, width in enumerate(widths)]
+        self.vectors = [add(f"vectors_{j}", width, k) for j, width in enumerate(widths)]
+        self._view_shapes = [(None, *shape[1:]) for shape in input_shape]
+
+    def _symbolic_codes(self, input_shape: Any) -> list[keras.KerasTensor]:
+        symbols = [keras.KerasTensor((None, *s[1:]), self.compute_dtype) for s in input_shape]
+        return [encoder(x) for encoder, x in zip(self.encoders, symbols, strict=True)]
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        # The encoders are fixed: their dropout and their moving statistics rest too.
+        features, views = self._encode(inputs, training=False)
+        if self.concatenate_inputs:
+            features = [
+                with_mask(tf.concat([code, tf.cast(x, code.dtype)], -1), mask_of(code), mask_of(x))
+                for code, x in zip(features, views, strict=True)
+            ]
+        return self._logits(features, training)
+
+    def pretrain(
+        self, x: Any, y: Any = None, *, optimizer: Any = "adam", **fit_arguments: Any
+    ) -> keras.callbacks.History:
+        """Trains the encoders on the correlation objective; returns the History.
+
+        Args:
+            x: list of J views, or what else `fit` takes with batches `(views,)` or `(views, y)`.
+            y: ignored; there for interfaces that always pass a target.
+            optimizer: a Keras optimizer or its name.
+            **fit_arguments: `epochs`, `batch_size`, `validation_data=(views,)`, `callbacks`,
+                `verbose` and so on, as in `fit`. Sample weights and class weights are refused,
+                also in batches of three parts. Callbacks get this stage as their model: what it
+                saves as a whole, as `ModelCheckpoint("best.keras")` does, is the `DCCA`; a file of
+                its weights, as `BackupAndRestore` writes, continues `pretrain` alone, on a model
+                that is built.
+
+        The History has `correlation_loss` (L) and, for `DCCAE`, `reconstruction_loss` (also part
+        of its objective): means over the batches, weighted by their rows. A batch with fewer than
+        two rows has no correlation and does not count in `correlation_loss`.
+        """
+        refused = {"sample_weight", "class_weight"} & fit_arguments.keys()
+        if refused:
+            raise ValueError(UNWEIGHTED.format(" and ".join(sorted(refused))))
+        stage = _Pretraining(self)
+        with self._first_stage.training():
+            stage.compile(optimizer)
+            history = stage.fit(x, **fit_arguments)
+        self.pretrained.assign(1.0)
+        self.projected.assign(0.0)  # the codes have changed
+        return history
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As in `keras.Model`; `fit` and `train_on_batch` call it first."""
+        if not bool(tf.convert_to_tensor(self.pretrained) > 0):
+            raise ValueError(
+                f"{type(self).__name__} trains in two stages: call `pretrain(views)` before `fit`."
+            )
+        return super().make_train_function(force)
+
+    def fit_projections(self, x: Any, **predict_arguments: Any) -> np.ndarray:
+        """Fits `project` to the codes of a data set: `LinearCCA` of the codes, in closed form.
+
+        Its ridge is `epsilon`; it takes the rows in which no view is missing. Call it after
+        `pretrain`; a model may be fitted again at any time.
+
+        Args:
+            x: list of two views, or what else `keras.Model.predict` takes. The codes of all rows
+                are held in memory.
+            **predict_arguments: `batch_size`, `steps`, `verbose` and so on, as in `predict`.
+
+        Returns:
+            The k canonical correlations of the codes, `(k,)`, descending, float64.
+
+        Raises:
+            ValueError: more than two views, fewer than two rows without a missing view, or codes
+                that are not finite.
+        """
+        if len(self.encoders) > 2:
+            raise ValueError(
+                f"`fit_projections` needs a model of two views. Received: {len(self.encoders)}"
+            )
+        if not self.built:
+            raise ValueError(
+                f"{type(self).__name__} has no weights yet: call `pretrain(views)` before "
+                "`fit_projections`."
+            )
+        if isinstance(x, list | tuple) and not all(len(view) for view in x):
+            raise ValueError("`fit_projections` needs at least 2 rows. Received: none")
+        *codes, complete = _Pretraining(self).predict(x, **{"verbose": 0, **predict_arguments})
+        cca = LinearCCA(self.vectors[0].shape[1], ridge=self.epsilon)
+        cca.fit(*(code[complete] for code in codes))
+        for weight, value in zip(self.means + self.vectors, cca.means_ + cca.weights_, strict=True):
+            weight.assign(value)
+        self.projected.assign(1.0)
+        return cca.correlations_
+
+    def project(self, view: Any, index: int) -> tf.Tensor:
+        """The canonical variates of one view, (f_j(x_j) - mean_j) U_j, without the other view.
+
+        Args:
+            view: rows of that view, as in the list of views, `(batch, ...)`.
+            index: j, which view it is: 0 or 1.
+
+        Returns:
+            `(batch, k)`, or `(batch, time, k)` for codes with time steps, masked as the code is. In
+            a graph it is NaN before `fit_projections`. With `nan_is_missing` it is NaN where the
+            view is missing.
+
+        Raises:
+            ValueError: an index that is not one of a view; `project` before `fit_projections`.
+        """
+        index = check_integer("index", index, at_least=0)
+        if index > 1:
+            raise ValueError(f"`index` must be that of one of the 2 views. Received: index={index}")
+        fitted = tf.convert_to_tensor(self.projected) > 0
+        if not self.built or (tf.executing_eagerly() and not bool(fitted)):
+            raise ValueError("`project` has no maps: call `fit_projections(views)` before.")
+        x = tf.convert_to_tensor(view) if not hasattr(view, "dtype") else view
+        code, _ = self._code(self.encoders[index], x, training=False)
+        mean, vectors = (tf.convert_to_tensor(w[index]) for w in (self.means, self.vectors))
+        variates = tf.tensordot(tf.cast(code, mean.dtype) - mean, vectors, axes=1)
+        mask = mask_of(code)
+        if self.nan_is_missing and mask is not None:
+            fitted &= over_last_axes(mask, variates)
+        variates = tf.where(fitted, variates, tf.cast(float("nan"), variates.dtype))
+        return with_mask(tf.cast(variates, self.compute_dtype), mask)
+
+    def export_projections(self, filepath: Any) -> None:
+        """Writes a SavedModel with an endpoint for each view, `project_0` and `project_1`.
+
+        A process without this package loads it by `tf.saved_model.load(filepath)`, and
+        `loaded.project_1(rows)` is then what `project(rows, 1)` is here, for any number of rows.
+
+        Args:
+            filepath: the folder to write.
+
+        Raises:
+            ValueError: before `fit_projections`.
+        """
+        if not bool(tf.convert_to_tensor(self.projected) > 0):
+            raise ValueError("`export_projections` needs `fit_projections(views)` before.")
+        archive = keras.export.ExportArchive()
+        archive.track(self)
+        for index, shape in enumerate(self._view_shapes):
+            signature = [tf.TensorSpec(shape, self.input_dtype)]
+            endpoint = functools.partial(self.project, index=index)
+            archive.add_endpoint(f"project_{index}", endpoint, input_signature=signature)
+        archive.write_out(filepath, verbose=False)
+
+    def get_config(self) -> dict[str, Any]:
+        with self._first_stage.training():  # as the layers were given
+            config = super().get_config()
+        return {
+            **config,
+            "num_components": self.num_components,
+            "epsilon": self.epsilon,
+            "concatenate_inputs": self.concatenate_inputs,
+        }
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+class DCCAE(DCCA):
+    """Deep CCA with autoencoders: the codes correlate and reconstruct their views.
+
+        pretrain:  min over f, g  L(F) + weight sum_j mean_i ||x_ij - g_j(f_j(x_ij))||^2 / D_j
+        fit:       as `DCCA`
+
+    with the decoders g and the widths D_j of the views.
+
+    Args:
+        encoders: as for `DCCA`.
+        decoders: a layer or model per view, from the code to the view's shape.
+        predictors: as for `DCCA`.
+        reconstruction_weight: >= 0, default 1.
+        **kwargs: every other argument of `DCCA`.
+
+    Raises:
+        ValueError: as `DCCA`; not a decoder per view, decoders of another shape than the views.
+
+    Example:
+
+    >>> encoders = [keras.layers.Dense(2), keras.layers.Dense(2)]
+    >>> decoders = [keras.layers.Dense(5), keras.layers.Dense(4)]
+    >>> predictors = [keras.layers.Dense(3), keras.layers.Dense(3)]
+    >>> model = DCCAE(encoders, decoders, predictors, reconstruction_weight=0.1)
+    >>> x, y = keras.random.normal((8, 5)), keras.random.normal((8, 4))
+    >>> sorted(model.pretrain([x, y], verbose=0).history)
+    ['correlation_loss', 'loss', 'reconstruction_loss']
+
+    Reference: Wang, Arora, Livescu, Bilmes, On deep multi-view representation learning (2015); the
+    paper's section 6.
+    """
+
+    def __init__(
+        self,
+        encoders: Sequence[keras.layers.Layer],
+        decoders: Sequence[keras.layers.Layer],
+        predictors: Sequence[keras.layers.Layer],
+        *,
+        reconstruction_weight: float = 1.0,
+        **kwargs: Any,
+    ):
+        super().__init__(encoders, predictors, **kwargs)
+        self.decoders = check_layers("decoders", decoders, len(self.encoders))
+        self.reconstruction_weight = check_number(
+            "reconstruction_weight", reconstruction_weight, at_least=0.0
+        )
+        self._first_stage.add(self.decoders)
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape)
+        codes = self._symbolic_codes(input_shape)
+        for decoder, code, view in zip(self.decoders, codes, input_shape, strict=True):
+            shape = decoder(code).shape
+            if tuple(shape)[1:] != tuple(view)[1:]:
+                raise ValueError(
+                    f"A decoder must return the shape of its view, {tuple(view)}. Received: "
+                    f"{tuple(shape)}"
+                )
+
+    def get_config(self) -> dict[str, Any]:
+        with self._first_stage.training():
+            decoders = serialized(self.decoders)
+        return {
+            **super().get_config(),
+            "decoders": decoders,
+            "reconstruction_weight": self.reconstruction_weight,
+        }
+
+
+class _Pretraining(keras.Model):
+    """The first stage of a DCCA or DCCAE as a model without targets, which shares their layers.
+
+    It returns the codes, and which of their rows lack no view.
+    """
+
+    def __init__(self, model: DCCA):
+        super().__init__(name="pretraining", dtype=model.dtype_policy)
+        # Weak, so that Keras does not take the predictors for a part of this stage.
+        self.owner: Any = weakref.ref(model)
+        self.encoders, self.decoders = model.encoders, model.decoders
+        self.supports_jit = False
+        self.correlation_tracker = keras.metrics.Mean(name="correlation_loss")
+        if self.decoders:
+            self.reconstruction_tracker = keras.metrics.Mean(name="reconstruction_loss")
+
+    def build(self, input_shape: Any) -> None:
+        if not self.owner().built:
+            self.owner().build(input_shape)
+        self.built = True
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        self.owner().pretrained.assign(1.0)
+        self.owner().save(*args, **kwargs)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        if sample_weight is not None:
+            raise ValueError(UNWEIGHTED.format("the third part of a batch"))
+        return super().compute_loss(x, y, y_pred, None, training)
+
+    def call(self, inputs: Any) -> list[tf.Tensor]:
+        model = self.owner()
+        codes, views = model._encode(inputs)
+        everywhere = tf.ones(tf.shape(codes[0])[:-1], tf.bool)
+        masks = [everywhere if mask_of(code) is None else mask_of(code) for code in codes]
+        complete = functools.reduce(tf.logical_and, masks)
+        settings = model.num_components, model.epsilon, masks
+        two = len(codes) == 2
+        correlation = cca_loss(*codes, *settings) if two else gcca_loss(codes, *settings)
+        self.add_loss(correlation)
+        rows = tf.math.count_nonzero(complete, dtype=tf.int32)
+        # Fewer than two rows define no correlation.
+        self.correlation_tracker.update_state(correlation, tf.where(rows < 2, 0, rows))
+        if self.decoders:
+            triples = zip(views, codes, self.decoders, strict=True)
+            differences = [tf.cast(x, c.dtype) - apply(decoder, c) for x, c, decoder in triples]
+            error = tf.add_n(list(map(mean_square, differences, masks)))
+            self.add_loss(model.reconstruction_weight * tf.cast(error, correlation.dtype))
+            rows = tf.math.count_nonzero(tf.stack(masks), dtype=tf.int32)
+            self.reconstruction_tracker.update_state(error, rows)
+        return [*codes, complete]
+
+
+def mean_square(difference: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Mean of the squares over the examples or steps that a mask leaves in, at least float32."""
+    difference = tf.cast(difference, at_least_float32(difference.dtype))
+    # Selected before the square: the gradient of NaN squared would be NaN at masked steps too.
+    kept = tf.where(over_last_axes(mask, difference), difference, tf.zeros_like(difference))
+    entries = tf.size(difference) // tf.maximum(tf.size(mask), 1)
+    count = tf.math.count_nonzero(mask, dtype=tf.int32) * entries
+    return tf.math.divide_no_nan(tf.reduce_sum(tf.square(kept)), tf.cast(count, kept.dtype))
+
+
+class _FirstStage:
+    """The layers that train in the first stage alone, but for what was not trainable before.
+
+    Where none of the layers that come together was trainable, another model has fixed them, and all
+    of them train.
+    """
+
+    def __init__(self, layers: Sequence[keras.layers.Layer]):
+        self.layers: list[tuple[keras.layers.Layer, set[str]]] = []
+        self.add(layers)
+
+    def add(self, layers: Sequence[keras.layers.Layer]) -> None:
+        """Makes layers untrainable outside of `training`."""
+        given = any(layer.trainable for layer in layers)
+        for layer in layers:
+            parts = layer._flatten_layers()
+            frozen = {part.name for part in parts if given and not part.trainable}
+            self.layers.append((layer, frozen))
+        for layer in layers:
+            layer.trainable = False
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """The layers are trainable inside, as they were given."""
+        before = [
+            (part, part.trainable) for layer, _ in self.layers for part in layer._flatten_layers()
+        ]
+        for layer, frozen in self.layers:
+            layer.trainable = True
+            for part in layer._flatten_layers():
+                if part.name in frozen:
+                    part.trainable = False
+        try:
+            yield
+        finally:
+            for part, trainable in before:
+                part.trainable = trainable

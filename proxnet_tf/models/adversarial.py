@@ -311,8 +311,11 @@ def _split(model: Any, layer: str | None) -> tuple[keras.Model, keras.Model, int
             )
         points = inputs
         first = [node for node in nodes if any(x is inputs[0] for x in node.input_tensors)]
+        # The mask is made of the input by operations that are no layers.
+        first = [node for node in first if isinstance(node.operation, keras.layers.Layer)]
         if len(first) == 1 and isinstance(first[0].operation, keras.layers.Masking):
-            points = first[0].output_tensors
+            (point,) = first[0].output_tensors
+            points = [point, mask_of(point)]
     else:
         names = [part.name for part in model.layers]
         if layer not in names:

@@ -17,8 +17,8 @@ class MultiviewClassifier(MultiviewModel):
     over the weights of the encoders f and the predictors h. With nothing between it is a plain
     model. The paper's methods, with F the codes and L of `CCALoss` or `GCCALoss`, are
 
-        RRM:      [CCARegularizer(weight)]  min loss(h(F), c) + weight L(F)
-        ProxNet:  [ProxCCA(k, lam=lam)]     min loss(h(P), c), P = argmin lam/(2n) ||P - F||^2 + L(P)
+        RRM:     [CCARegularizer(weight)]  min loss(h(F), c) + weight L(F)
+        ProxNet: [ProxCCA(k, lam=lam)]     min loss(h(P), c), P = argmin lam/(2n) ||P - F||^2 + L(P)
 
     and both, as published, with [CCARegularizer(1/d), ProxCCA(k, lam=lam)] for codes of d columns;
     for more than two views `GCCARegularizer` and `ProxGCCA`. The prediction is the average of the

@@ -400,18 +400,17 @@ class _Pretraining(keras.Model):
         everywhere = tf.ones(tf.shape(codes[0])[:-1], tf.bool)
         masks = [everywhere if mask_of(code) is None else mask_of(code) for code in codes]
         complete = functools.reduce(tf.logical_and, masks)
-        settings = model.num_components, model.epsilon, masks
-        two = len(codes) == 2
-        correlation = cca_loss(*codes, *settings) if two else gcca_loss(codes, *settings)
-        self.add_loss(correlation)
+        settings: Any = (model.num_components, model.epsilon, masks)
+        loss = gcca_loss(codes, *settings) if len(codes) > 2 else cca_loss(*codes[:2], *settings)
+        self.add_loss(loss)
         rows = tf.math.count_nonzero(complete, dtype=tf.int32)
         # Fewer than two rows define no correlation.
-        self.correlation_tracker.update_state(correlation, tf.where(rows < 2, 0, rows))
+        self.correlation_tracker.update_state(loss, tf.where(rows < 2, 0, rows))
         if self.decoders:
             triples = zip(views, codes, self.decoders, strict=True)
             differences = [tf.cast(x, c.dtype) - apply(decoder, c) for x, c, decoder in triples]
             error = tf.add_n(list(map(mean_square, differences, masks)))
-            self.add_loss(model.reconstruction_weight * tf.cast(error, correlation.dtype))
+            self.add_loss(model.reconstruction_weight * tf.cast(error, loss.dtype))
             rows = tf.math.count_nonzero(tf.stack(masks), dtype=tf.int32)
             self.reconstruction_tracker.update_state(error, rows)
         return [*codes, complete]

@@ -105,10 +105,7 @@ class MultiviewModel(keras.Model):
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
-        def symbol(shape: Any) -> keras.KerasTensor:
-            return keras.KerasTensor((None, *shape[1:]), dtype=self.compute_dtype)
-
-        self.compute_output_spec(keras.tree.map_shape_structure(symbol, input_shape))
+        self.compute_output_shape(input_shape)
         self.built = True
 
     def compute_output_shape(self, input_shape: Any) -> Any:

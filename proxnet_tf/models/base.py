@@ -105,8 +105,18 @@ class MultiviewModel(keras.Model):
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
+        # First by themselves: what is frozen and built in a call of the whole can never train.
+        self._symbolic_codes(input_shape)
         self.compute_output_shape(input_shape)
         self.built = True
+
+    def _symbolic_codes(self, input_shape: Any) -> list[keras.KerasTensor]:
+        def symbol(shape: Any) -> keras.KerasTensor:
+            return keras.KerasTensor((None, *shape[1:]), dtype=self.compute_dtype)
+
+        symbols = keras.tree.map_shape_structure(symbol, input_shape)
+        self._check_views(symbols)
+        return [encoder(x) for encoder, x in zip(self.encoders, symbols, strict=True)]
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         def symbol(shape: Any) -> keras.KerasTensor:

@@ -118,7 +118,8 @@ class DCCA(MultiviewModel):
         self.projected = self.add_weight(name="projected", **flag)
 
     def build(self, input_shape: Any) -> None:
-        super().build(input_shape)
+        with self._first_stage.training():  # so that their variables can train
+            super().build(input_shape)
         if len(self.encoders) > 2:
             return
         dtype = at_least_float32(self.variable_dtype).name
@@ -132,10 +133,6 @@ class DCCA(MultiviewModel):
         self.means = [add(f"mean_{j}", width) for j, width in enumerate(widths)]
         self.vectors = [add(f"vectors_{j}", width, k) for j, width in enumerate(widths)]
         self._view_shapes = [(None, *shape[1:]) for shape in input_shape]
-
-    def _symbolic_codes(self, input_shape: Any) -> list[keras.KerasTensor]:
-        symbols = [keras.KerasTensor((None, *s[1:]), self.compute_dtype) for s in input_shape]
-        return [encoder(x) for encoder, x in zip(self.encoders, symbols, strict=True)]
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         # The encoders are fixed: their dropout and their moving statistics rest too.

@@ -79,9 +79,9 @@ def test_bad_arguments_are_refused(make, message):
 
 @pytest.mark.parametrize("value", [np.int64(1), tf.constant(1)])
 def test_numbers_of_other_libraries_are_saved_as_numbers(value):
-    model = DCCA(encoders(), predictors(), num_components=value, predict_with=value)
+    model = DCCA(encoders(), predictors(), num_components=value)
     config = json.loads(json.dumps(model.get_config()))
-    assert config["num_components"] == config["predict_with"] == 1
+    assert config["num_components"] == 1
     assert DCCA.from_config(config).num_components == 1
 
 

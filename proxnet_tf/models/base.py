@@ -91,9 +91,9 @@ class MultiviewModel(keras.Model):
         super().__init__(**kwargs)
         self.encoders = check_layers("encoders", encoders)
         self.predictors = check_layers("predictors", predictors, len(self.encoders))
-        if predict_with != "average":
-            if isinstance(predict_with, str):
-                check_choice("predict_with", predict_with, ("average",))
+        if isinstance(predict_with, str):
+            check_choice("predict_with", predict_with, ("average",))
+        else:
             predict_with = check_integer("predict_with", predict_with, at_least=0)
             if predict_with >= len(self.encoders):
                 raise ValueError(

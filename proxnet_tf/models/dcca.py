@@ -336,8 +336,9 @@ class DCCAE(DCCA):
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)
         codes = self._symbolic_codes(input_shape)
-        for decoder, code, view in zip(self.decoders, codes, input_shape, strict=True):
-            shape = decoder(code).shape
+        with self._first_stage.training():
+            decoded = [g(code).shape for g, code in zip(self.decoders, codes, strict=True)]
+        for shape, view in zip(decoded, input_shape, strict=True):
             if tuple(shape)[1:] != tuple(view)[1:]:
                 raise ValueError(
                     f"A decoder must return the shape of its view, {tuple(view)}. Received: "

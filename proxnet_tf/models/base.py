@@ -105,24 +105,25 @@ class MultiviewModel(keras.Model):
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
+        shapes = keras.tree.map_shape_structure(lambda shape: (None, *shape[1:]), input_shape)
         # First by themselves: what is frozen and built in a call of the whole can never train.
-        self._symbolic_codes(input_shape)
-        self.compute_output_shape(input_shape)
+        self._symbolic_codes(shapes)
+        self.compute_output_shape(shapes)
         self.built = True
 
-    def _symbolic_codes(self, input_shape: Any) -> list[keras.KerasTensor]:
+    def _symbols(self, shapes: Any) -> Any:
         def symbol(shape: Any) -> keras.KerasTensor:
-            return keras.KerasTensor((None, *shape[1:]), dtype=self.compute_dtype)
+            return keras.KerasTensor(tuple(shape), dtype=self.compute_dtype)
 
-        symbols = keras.tree.map_shape_structure(symbol, input_shape)
+        return keras.tree.map_shape_structure(symbol, shapes)
+
+    def _symbolic_codes(self, shapes: Any) -> list[keras.KerasTensor]:
+        symbols = self._symbols(shapes)
         self._check_views(symbols)
         return [encoder(x) for encoder, x in zip(self.encoders, symbols, strict=True)]
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        def symbol(shape: Any) -> keras.KerasTensor:
-            return keras.KerasTensor(tuple(shape), dtype=self.compute_dtype)
-
-        return self.compute_output_spec(keras.tree.map_shape_structure(symbol, input_shape)).shape
+        return self.compute_output_spec(self._symbols(input_shape)).shape
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
         # By `call`, which makes the variables of every part, as in a model without `build`.

@@ -120,10 +120,11 @@ class DCCA(MultiviewModel):
     def build(self, input_shape: Any) -> None:
         with self._first_stage.training():  # so that their variables can train
             super().build(input_shape)
+        self._view_shapes = [(None, *shape[1:]) for shape in input_shape]
         if len(self.encoders) > 2:
             return
         dtype = at_least_float32(self.variable_dtype).name
-        widths = [code.shape[-1] for code in self._symbolic_codes(input_shape)]
+        widths = [code.shape[-1] for code in self._symbolic_codes(self._view_shapes)]
         k = self.num_components or min(widths)
 
         def add(name: str, *shape: int) -> keras.Variable:
@@ -132,7 +133,6 @@ class DCCA(MultiviewModel):
 
         self.means = [add(f"mean_{j}", width) for j, width in enumerate(widths)]
         self.vectors = [add(f"vectors_{j}", width, k) for j, width in enumerate(widths)]
-        self._view_shapes = [(None, *shape[1:]) for shape in input_shape]
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         # The encoders are fixed: their dropout and their moving statistics rest too.
@@ -335,14 +335,13 @@ class DCCAE(DCCA):
 
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)
-        codes = self._symbolic_codes(input_shape)
+        codes = self._symbolic_codes(self._view_shapes)
         with self._first_stage.training():
             decoded = [g(code).shape for g, code in zip(self.decoders, codes, strict=True)]
-        for shape, view in zip(decoded, input_shape, strict=True):
-            if tuple(shape)[1:] != tuple(view)[1:]:
+        for shape, view in zip(decoded, self._view_shapes, strict=True):
+            if shape[1:] != view[1:]:
                 raise ValueError(
-                    f"A decoder must return the shape of its view, {tuple(view)}. Received: "
-                    f"{tuple(shape)}"
+                    f"A decoder must return the shape of its view, {view}. Received: {shape}"
                 )
 
     def get_config(self) -> dict[str, Any]:

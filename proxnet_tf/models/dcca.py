@@ -366,13 +366,13 @@ class _Pretraining(keras.Model):
         self.owner: Any = weakref.ref(model)
         self.encoders, self.decoders = model.encoders, model.decoders
         self.supports_jit = False
+        self.built = model.built
         self.correlation_tracker = keras.metrics.Mean(name="correlation_loss")
         if self.decoders:
             self.reconstruction_tracker = keras.metrics.Mean(name="reconstruction_loss")
 
     def build(self, input_shape: Any) -> None:
-        if not self.owner().built:
-            self.owner().build(input_shape)
+        self.owner().build(input_shape)
         self.built = True
 
     def save(self, *args: Any, **kwargs: Any) -> None:

@@ -15,7 +15,7 @@ from proxnet_tf.checks import (
     check_integer,
     check_number,
 )
-from proxnet_tf.models.base import mask_of, over_last_axes, with_mask
+from proxnet_tf.models.base import BuiltModel, mask_of, over_last_axes, with_mask
 from proxnet_tf.ops.linear.norms import polar
 
 
@@ -70,7 +70,7 @@ class _Divergence(keras.losses.Loss):
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class AdversarialModel(keras.Model):
+class AdversarialModel(BuiltModel):
     """Trains a model on a layer's input as it is, and moved by the worst small perturbation.
 
     With z the input of the chosen layer, p(z) the prediction and r of norm `epsilon`,
@@ -217,6 +217,8 @@ class AdversarialModel(keras.Model):
                 size = tf.shape(tf.nest.flatten(x)[0])[0]
                 metric.update_state(total * replicas, sample_weight=size)
         return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+    _known_steps = (train_step,)
 
     def _from_points(self, points: Any, training: bool) -> tuple[Callable, tf.Tensor, Any]:
         """The prediction as a function of the perturbation, the perturbed tensor and its mask."""

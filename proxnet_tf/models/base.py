@@ -66,7 +66,52 @@ def apply(layer: keras.layers.Layer, x: tf.Tensor, **mode: Any) -> tf.Tensor:
     return with_mask(tf.identity(output), mask) if mask_of(output) is None else output
 
 
-class MultiviewModel(keras.Model):
+class BuiltModel(keras.Model):
+    """A `keras.Model` whose variables are there before `fit` traces its first step.
+
+    TensorFlow traces a function twice if the first trace makes a variable: of the model, of its
+    optimizer or of a metric.
+    """
+
+    # Steps whose batches are (x, y, sample_weight); one of a user's own may take others.
+    _known_steps: tuple[Any, ...] = (keras.Model.train_step,)
+    train_function: Any
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As in `keras.Model`; `fit` and `train_on_batch` call it first."""
+        before = self.train_function
+        super().make_train_function(force)
+        step = self.train_function
+        known = type(self).train_step in self._known_steps
+        if step is not before and not self.run_eagerly and known:
+
+            def first(batches: Any) -> Any:
+                self.train_function = step
+                if isinstance(batches, tf.data.Iterator):
+                    self._make_variables(batches.element_spec)
+                return step(batches)
+
+            self.train_function = first
+        return self.train_function
+
+    def _make_variables(self, batch: Any) -> None:
+        """Builds the model, its optimizer and its metrics for batches of this `TypeSpec`."""
+        if not all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(batch)):
+            return
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        symbols = tf.nest.map_structure(lambda part: keras.KerasTensor(part.shape, part.dtype), x)
+        if not self.built:
+            self.build(tf.nest.map_structure(lambda part: tuple(part.shape), symbols))
+        outputs = self.compute_output_spec(symbols)
+        if not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
+        if y is not None:
+            y_pred = keras.tree.map_structure(lambda z: tf.TensorSpec(z.shape, z.dtype), outputs)
+            # The trace makes the variables, and updates none.
+            tf.function(self.compute_metrics).get_concrete_function(x, y, y_pred, sample_weight)
+
+
+class MultiviewModel(BuiltModel):
     """An encoder and a predictor per view; the prediction averages the logits or takes one view's.
 
     With a view index every view has its loss: in training `call` returns the logits of all views,

@@ -13,6 +13,7 @@ import tensorflow as tf
 from proxnet_tf.checks import at_least_float32, check_bool, check_integer, check_number
 from proxnet_tf.losses import cca_loss, gcca_loss
 from proxnet_tf.models.base import (
+    BuiltModel,
     MultiviewModel,
     apply,
     check_layers,
@@ -354,7 +355,7 @@ class DCCAE(DCCA):
         }
 
 
-class _Pretraining(keras.Model):
+class _Pretraining(BuiltModel):
     """The first stage of a DCCA or DCCAE as a model without targets, which shares their layers.
 
     It returns the codes, and which of their rows lack no view.

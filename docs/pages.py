@@ -52,9 +52,7 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
             "MultiviewClassifier",
             "DCCA",
             "DCCAE",
-            "multiview_model",
             "AdversarialModel",
-            "models.METHODS",
         ],
     ),
     "Training": (
@@ -129,7 +127,7 @@ def first_line(name: str) -> str:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == short:
                 return (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
-    return "the names that `multiview_model` takes" if short == "METHODS" else ""
+    return ""
 
 
 def gallery_pages() -> tuple[dict[str, str | bytes], list[Any]]:

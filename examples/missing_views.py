@@ -1,9 +1,9 @@
-"""Rows that lack a view: drop them, keep them, or use the pairs of views that they have?
+"""Rows that lack a view: drop them or keep them?
 
 Digits seen through two feature extractors; a share of the 400 training rows lacks one of the views.
 A classifier with `ProxCCA` between codes and predictors learns from the complete rows alone, or
-from all rows: each predictor from those that have its view, and the layer either leaves incomplete
-rows alone (missing="drop") or uses them, too ("pairwise"). Keeping the rows is what matters.
+from all rows: each predictor from those that have its view, and the layer leaves incomplete rows
+alone. Keeping the rows is what matters.
 
 To copy: NaN for what is missing, `nan_is_missing=True`, and prediction from one view.
 """
@@ -13,21 +13,17 @@ import numpy as np
 import show
 from keras.layers import Dense
 
-from proxnet_tf import MultiviewClassifier
+from proxnet_tf import MultiviewClassifier, ProxCCA
 from proxnet_tf.datasets import load_multiple_features
 
 SHARES = (0.0, 0.25, 0.5, 0.75)
-WAYS = {  # which rows, and what the layer makes of incomplete ones
-    "complete rows": (True, "drop"),
-    "all rows, drop": (False, "drop"),
-    "all rows, pairwise": (False, "pairwise"),
-}
+WAYS = {"complete rows": True, "all rows": False}  # whether a row must have both views
 
 
-def make_model(missing, widths):
+def make_model(widths):
     encoders = [keras.Sequential([Dense(64, "relu"), Dense(6)]) for _ in widths]
     predictors = [Dense(10) for _ in widths]
-    model = MultiviewClassifier(encoders, predictors, nan_is_missing=True, missing=missing)
+    model = MultiviewClassifier(encoders, predictors, ProxCCA(), nan_is_missing=True)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(3e-3), loss, jit_compile=False)
     model.build([(None, width) for width in widths])
@@ -47,19 +43,19 @@ def main(arguments=None, names=("fou", "zer"), seeds=3):
     seeds, steps, shares = (1, 2, (0.5,)) if options.small else (seeds, 100, SHARES)
     views, labels = load_multiple_features(names)
     views = [(x - x.mean(0)) / x.std(0) for x in views.values()]
-    models = {how: make_model(how, [x.shape[1] for x in views]) for how in ("drop", "pairwise")}
+    model = make_model([x.shape[1] for x in views])
     errors = {}
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
         order, place, which = rng.permutation(2000), rng.random(400), rng.integers(0, 2, 400)
         train, test = order[:400], order[400:]
         keras.utils.set_random_seed(seed)
-        weights = make_model("drop", [x.shape[1] for x in views]).get_weights()
-        for share, (way, (complete, how)) in [(s, w) for s in shares for w in WAYS.items()]:
+        weights = make_model([x.shape[1] for x in views]).get_weights()
+        for share, (way, complete) in [(s, w) for s in shares for w in WAYS.items()]:
             lacks = [(place < share) & (which == j) for j in range(2)]
             pairs = zip(lacks, views, strict=True)
             known = [np.where(gone[:, None], np.nan, x[train]) for gone, x in pairs]
-            rows, model = ~(lacks[0] | lacks[1]) | (not complete), models[how]
+            rows = ~(lacks[0] | lacks[1]) | (not complete)
             start_again(model, weights)
             epochs = round(steps / np.ceil(rows.sum() / 100))  # of batches of 100
             given = [x[rows] for x in known], labels[train][rows]

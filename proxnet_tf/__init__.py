@@ -24,7 +24,6 @@ from proxnet_tf.models import (
     AdversarialModel,
     LinearCCA,
     MultiviewClassifier,
-    multiview_model,
 )
 
 __version__ = "0.1.0"
@@ -60,7 +59,6 @@ __all__ = [
     "cca_loss",
     "gcca_loss",
     "linear_lambda",
-    "multiview_model",
     "prox_of_activation",
 ]
 

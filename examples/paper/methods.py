@@ -6,7 +6,17 @@ adds minus the mean canonical correlation of the codes to the loss, ProxNet move
 correlation (DCCAE for reconstruction, too), then predictors on the fixed codes.
 """
 
-from proxnet_tf import DCCA, DCCAE, LambdaSchedule, MultiviewClassifier, linear_lambda
+from proxnet_tf import (
+    DCCA,
+    DCCAE,
+    CCARegularizer,
+    GCCARegularizer,
+    LambdaSchedule,
+    MultiviewClassifier,
+    ProxCCA,
+    ProxGCCA,
+    linear_lambda,
+)
 
 NAMES = {
     "vanilla": "Vanilla",
@@ -20,37 +30,57 @@ PROX = ("prox", "prox+")
 PUBLISHED = {"prox+": "ProxNet+L"}  # minus the mean correlation of the codes in the loss too
 
 
+def layers_between(
+    method, views, *, correlation_weight=0.0, lam=1.0, inference="identity", **correlation
+):
+    """What stands between codes and predictors.
+
+    `correlation_weight` is for RRM and ProxNet+L, `lam` and `inference` are for ProxNet,
+    `correlation` (`num_components`, `epsilon`) is for all of them.
+    """
+    regularizer, prox = (CCARegularizer, ProxCCA) if views == 2 else (GCCARegularizer, ProxGCCA)
+    layers = []
+    if method in ("rrm", "prox+"):
+        layers.append(regularizer(correlation_weight, **correlation))
+    if method in PROX:
+        layers.append(prox(lam=lam, inference=inference, monitor=True, **correlation))
+    return layers
+
+
 def assemble(
     method,
     encoders,
     predictors,
     make_decoders,
     *,
-    correlation_weight=0.0,
+    predict_with="average",
     reconstruction_weight=1.0,
+    concatenate_inputs=False,
+    correlation_weight=0.0,
     lam=1.0,
     inference="identity",
-    concatenate_inputs=False,
-    **common,
+    **correlation,
 ):
     """The model of a method around given networks.
 
-    `make_decoders()` returns the decoders of DCCAE. `correlation_weight` is for RRM and ProxNet+L,
-    `lam` and `inference` are for ProxNet, `concatenate_inputs` is for the two-stage methods.
+    `make_decoders()` returns the decoders of DCCAE. `concatenate_inputs` is for the two-stage
+    methods; for the other arguments see `layers_between`.
     """
     if method in TWO_STAGES:
-        common["concatenate_inputs"] = concatenate_inputs
-    if method == "dcca":
-        return DCCA(encoders, predictors, **common)
-    if method == "dccae":
-        common["reconstruction_weight"] = reconstruction_weight
-        return DCCAE(encoders, make_decoders(), predictors, **common)
-    if method in ("rrm", "prox+"):
-        common["correlation_weight"] = correlation_weight
-    if method in PROX:
-        method = "prox"
-        common.update(lam=lam, inference=inference, monitor=True)
-    return MultiviewClassifier(encoders, predictors, method=method, **common)
+        options = dict(concatenate_inputs=concatenate_inputs, predict_with=predict_with)
+        if method == "dcca":
+            return DCCA(encoders, predictors, **options, **correlation)
+        options["reconstruction_weight"] = reconstruction_weight
+        return DCCAE(encoders, make_decoders(), predictors, **options, **correlation)
+    layers = layers_between(
+        method,
+        len(encoders),
+        correlation_weight=correlation_weight,
+        lam=lam,
+        inference=inference,
+        **correlation,
+    )
+    return MultiviewClassifier(encoders, predictors, layers, predict_with=predict_with)
 
 
 def lam_callbacks(method, lam, growth):

@@ -85,7 +85,7 @@ def run(method, seed, settings, options):
     curve = fit(model, method, data, settings, options, f"{NAMES[method]}, seed {seed}")
     views, labels, _ = data["test"]
     codes = model.encode(views)
-    after = model.prox(codes, training=True) if method in PROX else codes
+    after = model.between[-1](codes, training=True) if method in PROX else codes
     measured = {
         "error": error_of(model, views, labels),
         "valid_error": curve,

@@ -157,7 +157,7 @@ def measure(model, method, data, seed):
     if method == "prox":  # as the classifiers saw the codes in training
         order = np.random.default_rng(seed).permutation(len(labels))
         parts = np.array_split(order, max(1, len(order) // BATCH))
-        moved = [model.prox([code[rows] for code in codes], training=True) for rows in parts]
+        moved = [model.between[-1]([code[rows] for code in codes], training=True) for rows in parts]
         moved = [np.concatenate(part) for part in zip(*moved, strict=True)]
         measured["error_with_layer"] = error(moved, labels[order])
         measured["correlation_with_layer"] = correlation(moved)

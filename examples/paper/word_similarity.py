@@ -97,8 +97,8 @@ class Projection:
         scaled = [code / scale for code, scale in zip(codes, scales, strict=True)]
         cca = LinearCCA(self.components, ridge=self.ridge).fit(*scaled)
         return (
-            lambda code: cca.transform(x=code / scales[0]),
-            lambda code: cca.transform(y=code / scales[1]),
+            lambda code: cca.project(code / scales[0], 0),
+            lambda code: cca.project(code / scales[1], 1),
         )
 
 

@@ -1,5 +1,6 @@
 """AdversarialModel: training with perturbed inputs of a named layer."""
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +15,7 @@ from proxnet_tf.checks import (
     check_integer,
     check_number,
 )
-from proxnet_tf.models.base import mask_of, over_last_axes, with_mask
-from proxnet_tf.models.first_step import BuiltModel
+from proxnet_tf.models.base import BuiltModel, mask_of, over_last_axes, with_mask
 from proxnet_tf.ops.linear.norms import polar
 
 
@@ -90,8 +90,8 @@ class AdversarialModel(BuiltModel):
         model: A functional or sequential `keras.Model` with one output.
         layer: Name of the layer whose input (of its first use) is perturbed; everything from the
             model's inputs to its output must pass through that input. `None` perturbs the model's
-            only input, which then must be floating point. The paper perturbs the input of the
-            LSTM.
+            only input (behind a `Masking`, which keeps its mask), which then must be dense and
+            floating point. The paper perturbs the input of the LSTM.
         method: `"adversarial"` or `"virtual"`.
         epsilon: Float >= 0, the L2 norm of a perturbation.
         weight: Float >= 0, weight of the second term.
@@ -110,7 +110,8 @@ class AdversarialModel(BuiltModel):
 
     Raises:
         ValueError: for a model that is not built or not a graph of layers, an unknown layer, a
-            layer that is bypassed or has several inputs, integers to be perturbed, a bad number.
+            layer that is bypassed or has several inputs, integers or sparse numbers to be
+            perturbed, a bad number.
 
     Example:
 
@@ -149,12 +150,17 @@ class AdversarialModel(BuiltModel):
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.model = model
-        parts = _split(model, layer)
-        # In a closure Keras does not list the parts as sublayers: their layers are the model's.
-        self._parts = lambda: parts
+        self._parts  # noqa: B018 (a model that cannot be split is refused here)
         self.supports_masking = True
-        # `fit` calls the parts only: this is what builds the model itself.
-        self(_inputs_of(model))
+        self.build(keras.tree.map_structure(lambda x: tuple(x.shape), _inputs_of(model)))
+
+    @functools.cached_property
+    def _parts(self) -> tuple[keras.Model, keras.Model, int]:
+        # Cached past Keras's `__setattr__`: the layers of the parts are those of the model.
+        return _split(self.model, self.layer)
+
+    def build(self, input_shape: Any) -> None:
+        self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         return self.model(inputs, training=training)
@@ -162,20 +168,16 @@ class AdversarialModel(BuiltModel):
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
         """None: the model gives its outputs their masks."""
 
-    def build(self, input_shape: Any) -> None:
-        self.built = True
-
     def compute_output_shape(self, input_shape: Any) -> Any:
         return self.model.compute_output_shape(input_shape)
 
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        # As for a model without `compute_output_shape`: by `call`, dtypes included.
-        return super(keras.layers.Layer, self).compute_output_spec(*args, **kwargs)
+    def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
+        return self.model.compute_output_spec(inputs)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """A step of training on the whole objective, in `fit`."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        front, _, _ = self._parts()
+        front, _, _ = self._parts
         # Keras divides every loss by their number, and the gradients are added up over them.
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
 
@@ -216,9 +218,11 @@ class AdversarialModel(BuiltModel):
                 metric.update_state(total * replicas, sample_weight=size)
         return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
+    _known_steps = (train_step,)
+
     def _from_points(self, points: Any, training: bool) -> tuple[Callable, tf.Tensor, Any]:
         """The prediction as a function of the perturbation, the perturbed tensor and its mask."""
-        _, back, position = self._parts()
+        _, back, position = self._parts
         # Keras returns one output as a tensor.
         points = [tf.convert_to_tensor(p) for p in tf.nest.flatten(points)]
         z = points[position]
@@ -226,9 +230,7 @@ class AdversarialModel(BuiltModel):
         mask = masks[0] if masks else mask_of(z)
 
         def predict(perturbation: tf.Tensor) -> Any:
-            moved = z + perturbation
-            if self.layer is not None:  # else the model makes its mask from its input
-                moved = with_mask(moved, mask_of(z))
+            moved = with_mask(z + perturbation, mask_of(z))
             return back([*points[:position], moved, *points[position + 1 :]], training=training)
 
         return predict, z, mask
@@ -290,31 +292,7 @@ class FromLayer(keras.Model):
         return None
 
 
-def _first_input(output: Any, layer: keras.layers.Layer) -> Any:
-    """What a layer gets at its first use on the way to a symbolic output.
-
-    `layer.input` may be of another model that holds the layer, or held it before.
-    """
-    uses: list[Any] = []
-    seen: set[tuple[int, int]] = set()
-    waiting = [(output, False)]
-    while waiting:
-        tensor, sources_done = waiting.pop()
-        operation, index, _ = tensor._keras_history
-        inputs = operation._inbound_nodes[index].input_tensors
-        if sources_done:
-            uses += [inputs] if operation is layer else []
-        elif (id(operation), index) not in seen:
-            seen.add((id(operation), index))
-            waiting += [(tensor, True), *((source, False) for source in inputs)]
-    if not uses:
-        raise ValueError(
-            f"`layer` must lead to the output of the model. Received: layer={layer.name!r}"
-        )
-    return uses[0]
-
-
-def _split(model: Any, layer: str | None) -> tuple[Callable, keras.Model, int]:
+def _split(model: Any, layer: str | None) -> tuple[keras.Model, keras.Model, int]:
     """The model up to the input of a layer, from there on, and which input is perturbed."""
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
     if not isinstance(model, keras.Model) or not inputs or not outputs:
@@ -324,64 +302,58 @@ def _split(model: Any, layer: str | None) -> tuple[Callable, keras.Model, int]:
         )
     if len(outputs) != 1:
         raise ValueError(f"`model` must have one output. Received a model with {len(outputs)}.")
+    # The nodes from the inputs to the output: a layer may have others, of other models.
+    by_depth = sorted(keras.Function(inputs, outputs)._nodes_by_depth.items(), reverse=True)
+    nodes = [node for _, at_this_depth in by_depth for node in at_this_depth if not node.is_input]
     if layer is None:
         if len(inputs) != 1:
             raise ValueError(
                 f"The model has {len(inputs)} inputs: name the `layer` whose input is perturbed. "
                 "Received: layer=None"
             )
-        point = inputs[0]
+        points = inputs
+        first = [node for node in nodes if any(x is inputs[0] for x in node.input_tensors)]
+        # The mask is made of the input by operations that are no layers.
+        first = [node for node in first if isinstance(node.operation, keras.layers.Layer)]
+        if len(first) == 1 and isinstance(first[0].operation, keras.layers.Masking):
+            (point,) = first[0].output_tensors
+            points = [point, mask_of(point)]
     else:
         names = [part.name for part in model.layers]
         if layer not in names:
             raise ValueError(f"`layer` must be one of {names}. Received: layer={layer!r}")
-        point = _first_input(outputs[0], model.get_layer(layer))
-    points = tf.nest.flatten(point)  # Keras lists the mask of a recurrent layer as an input
+        uses = [node for node in nodes if node.operation is model.get_layer(layer)]
+        if not uses:
+            raise ValueError(
+                f"`layer` must lead to the output of the model. Received: layer={layer!r}"
+            )
+        points = uses[0].input_tensors  # Keras lists the mask of a recurrent layer, too
     floating = [k for k, part in enumerate(points) if tf.as_dtype(part.dtype).is_floating]
     if len(floating) > 1:
         raise ValueError(f"The layer must have one input. Received: layer={layer!r}, {points}")
-    if not floating:
+    if not floating or points[floating[0]].sparse:
+        what = f"sparse {points[floating[0]].dtype}" if floating else points[0].dtype
         raise ValueError(
-            f"Only floating point numbers can be perturbed. Received: layer={layer!r}, whose "
-            f"input is {points[0].dtype}. Name a `layer` after the embedding."
+            "Only dense floating point numbers can be perturbed. Received: "
+            f"layer={layer!r}, whose input is {what}. Name a `layer` after "
+            f"{'the one that takes them' if floating else 'the embedding'}."
         )
     try:
         one = isinstance(model, keras.Sequential)
         back = FromLayer(points, outputs[0] if one else model.output)
-        given = {id(part) for part in points}
-        sources = [t for t in tf.nest.flatten(model.inputs) if id(t) not in given]
-        if any(t._keras_history.operation in back.operations for t in sources):
+        if any(
+            x._keras_history.operation in back.operations and x is not points[0] for x in inputs
+        ):
             raise ValueError("an input of the model reaches its output past the layer")
     except ValueError as error:
         raise ValueError(
             "Everything between the model's inputs and its output must pass through the input of "
             f"`layer`. Received: layer={layer!r}"
         ) from error
-    if layer is None:
-        # What makes a mask from the input, such as Masking: a step of padding stays one.
-        maskers = [
-            part
-            for part in back.operations
-            if isinstance(part, keras.layers.Layer)
-            and any(_is_only(point, node.input_tensors) for node in part._inbound_nodes)
-        ]
-
-        def whole(x: Any, training: bool) -> list[tf.Tensor]:
-            (x,) = tf.nest.flatten(x)
-            masks = [part.compute_mask(x, None) for part in maskers]
-            return [with_mask(tf.identity(x), *(m for m in masks if tf.is_tensor(m)))]
-
-        return whole, back, floating[0]
-    front = keras.Model(_inputs_of(model), points)
-    return front, back, floating[0]
+    return keras.Model(_inputs_of(model), points), back, floating[0]
 
 
 def _inputs_of(model: keras.Model) -> Any:
     """The symbolic inputs in the structure in which the model takes them."""
     # A sequential model that was never called has no `input`.
     return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-
-
-def _is_only(tensor: Any, tensors: list[Any]) -> bool:
-    """Whether a list holds this symbolic tensor (which has no `==`) and nothing else."""
-    return len(tensors) == 1 and tensors[0] is tensor

@@ -1,42 +1,13 @@
-"""What the multiview models share: encoders and predictors, masks, CCA or GCCA."""
+"""What the multiview models share: encoders and predictors, and the masks between them."""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import check_bool, check_choice, check_integer
-from proxnet_tf.layers.multiview.penalty import CCARegularizer, GCCARegularizer
-from proxnet_tf.layers.multiview.prox import ProxCCA, ProxGCCA
-from proxnet_tf.losses import cca_loss, gcca_loss
-from proxnet_tf.models.first_step import BuiltModel
-
-
-class Family(NamedTuple):
-    """What belongs to one correlation: the layers, and the loss of (codes, k, epsilon, masks)."""
-
-    prox: type[keras.layers.Layer]
-    regularizer: type[keras.layers.Layer]
-    loss: Callable[..., tf.Tensor]
-
-
-def family_of(views: int, num_components: int | None) -> Family:
-    """CCA for two views, GCCA for more, which has no default number of components.
-
-    Args:
-        views: the number of views.
-        num_components: None where the user gave none.
-    """
-    if views == 2:
-        return Family(ProxCCA, CCARegularizer, lambda codes, *rest: cca_loss(*codes, *rest))
-    if num_components is None:
-        raise ValueError(
-            "`num_components` is needed for more than two views: the width of their common core. "
-            f"Received: num_components=None, {views} views"
-        )
-    return Family(ProxGCCA, GCCARegularizer, gcca_loss)
 
 
 def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
@@ -52,9 +23,10 @@ def with_mask(tensor: tf.Tensor, *masks: tf.Tensor | None) -> tf.Tensor:
     return tensor
 
 
-def unmasked(tensor: tf.Tensor) -> tf.Tensor:
-    """`tensor` without its Keras mask, which `tf.identity` would keep."""
-    return tf.raw_ops.Identity(input=tensor)
+def over_last_axes(mask: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """A mask of the leading axes of `x`, with ones for the others."""
+    ones = tf.ones([len(x.shape) - len(mask.shape)], tf.int32)
+    return tf.reshape(tf.cast(mask, tf.bool), tf.concat([tf.shape(mask), ones], 0))
 
 
 def average(tensors: Sequence[tf.Tensor], valid_only: bool = False) -> tf.Tensor:
@@ -69,25 +41,15 @@ def average(tensors: Sequence[tf.Tensor], valid_only: bool = False) -> tf.Tensor
     """
     masks = [mask_of(x) for x in tensors]
     dtype = keras.backend.result_type(*(x.dtype for x in tensors))
-    tensors = [tf.cast(x, dtype) for x in tensors]
-    if not valid_only or all(mask is None for mask in masks):
-        mean = tf.add_n(list(tensors)) / len(tensors)
-    else:
-        total, count = tf.zeros_like(tensors[0]), tf.zeros_like(tensors[0])
-        for x, mask in zip(tensors, masks, strict=True):
-            kept = True if mask is None else over_last_axes(mask, x)
-            total += tf.where(kept, x, tf.zeros_like(x))
-            count += tf.cast(kept, x.dtype)
-        mean = tf.math.divide_no_nan(total, count)
+    total = count = tf.zeros([], dtype)
+    for x, mask in zip(tensors, masks, strict=True):
+        kept = over_last_axes(mask, x) if valid_only and mask is not None else True
+        total += tf.cast(tf.where(kept, x, tf.zeros_like(x)), dtype)
+        count += tf.cast(kept, dtype)
+    mean = tf.math.divide_no_nan(total, count)
     if any(mask is None for mask in masks):
         return mean
     return with_mask(mean, functools.reduce(tf.logical_or, masks))
-
-
-def over_last_axes(mask: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """A mask of the leading axes of `x`, with ones for the others."""
-    ones = tf.ones([len(x.shape) - len(mask.shape)], tf.int32)
-    return tf.reshape(tf.cast(mask, tf.bool), tf.concat([tf.shape(mask), ones], 0))
 
 
 def apply(layer: keras.layers.Layer, x: tf.Tensor, **mode: Any) -> tf.Tensor:
@@ -99,8 +61,54 @@ def apply(layer: keras.layers.Layer, x: tf.Tensor, **mode: Any) -> tf.Tensor:
     mask = mask_of(x)
     if mask is None or len(mask.shape) > 1:
         return layer(x, **mode)
-    output = layer(x if layer.supports_masking else unmasked(x), **mode)
+    # The raw operation drops the mask, which `tf.identity` keeps.
+    output = layer(x if layer.supports_masking else tf.raw_ops.Identity(input=x), **mode)
     return with_mask(tf.identity(output), mask) if mask_of(output) is None else output
+
+
+class BuiltModel(keras.Model):
+    """A `keras.Model` whose variables are there before `fit` traces its first step.
+
+    TensorFlow traces a function twice if the first trace makes a variable: of the model, of its
+    optimizer or of a metric.
+    """
+
+    # Steps whose batches are (x, y, sample_weight); one of a user's own may take others.
+    _known_steps: tuple[Any, ...] = (keras.Model.train_step,)
+    train_function: Any
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As in `keras.Model`; `fit` and `train_on_batch` call it first."""
+        before = self.train_function
+        super().make_train_function(force)
+        step = self.train_function
+        known = type(self).train_step in self._known_steps
+        if step is not before and not self.run_eagerly and known:
+
+            def first(batches: Any) -> Any:
+                self.train_function = step
+                if isinstance(batches, tf.data.Iterator):
+                    self._make_variables(batches.element_spec)
+                return step(batches)
+
+            self.train_function = first
+        return self.train_function
+
+    def _make_variables(self, batch: Any) -> None:
+        """Builds the model, its optimizer and its metrics for batches of this `TypeSpec`."""
+        if not all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(batch)):
+            return
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        symbols = tf.nest.map_structure(lambda part: keras.KerasTensor(part.shape, part.dtype), x)
+        if not self.built:
+            self.build(tf.nest.map_structure(lambda part: tuple(part.shape), symbols))
+        outputs = self.compute_output_spec(symbols)
+        if not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
+        if y is not None:
+            y_pred = keras.tree.map_structure(lambda z: tf.TensorSpec(z.shape, z.dtype), outputs)
+            # The trace makes the variables, and updates none.
+            tf.function(self.compute_metrics).get_concrete_function(x, y, y_pred, sample_weight)
 
 
 class MultiviewModel(BuiltModel):
@@ -128,9 +136,9 @@ class MultiviewModel(BuiltModel):
         super().__init__(**kwargs)
         self.encoders = check_layers("encoders", encoders)
         self.predictors = check_layers("predictors", predictors, len(self.encoders))
-        if predict_with != "average":
-            if isinstance(predict_with, str):
-                check_choice("predict_with", predict_with, ("average",))
+        if isinstance(predict_with, str):
+            check_choice("predict_with", predict_with, ("average",))
+        else:
             predict_with = check_integer("predict_with", predict_with, at_least=0)
             if predict_with >= len(self.encoders):
                 raise ValueError(
@@ -142,43 +150,28 @@ class MultiviewModel(BuiltModel):
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
-        check_views(input_shape, len(self.encoders), type(self).__name__, "shapes")
-        input_shape = [(None, *shape[1:]) for shape in input_shape]
-        codes = [
-            build_and_infer(encoder, shape)
-            for encoder, shape in zip(self.encoders, input_shape, strict=True)
-        ]
-        self._build_between(codes, input_shape)
-        features = self._feature_shapes(codes, input_shape)
-        outputs = [
-            tuple(build_and_infer(predictor, shape))
-            for predictor, shape in zip(self.predictors, features, strict=True)
-        ]
-        if len(set(outputs)) > 1:
-            raise ValueError(
-                "The predictors must return outputs of one shape: they predict the same target. "
-                f"Received the shapes {outputs}"
-            )
+        shapes = keras.tree.map_shape_structure(lambda shape: (None, *shape[1:]), input_shape)
+        # First by themselves: what is frozen and built in a call of the whole can never train.
+        self._symbolic_codes(shapes)
+        self.compute_output_shape(shapes)
         self.built = True
 
-    def _build_between(self, codes: list[Any], input_shape: list[Any]) -> None:
-        """Builds what takes the codes beside the predictors."""
+    def _symbols(self, shapes: Any) -> Any:
+        def symbol(shape: Any) -> keras.KerasTensor:
+            return keras.KerasTensor(tuple(shape), dtype=self.compute_dtype)
 
-    def _feature_shapes(self, codes: list[Any], input_shape: list[Any]) -> list[Any]:
-        """Shapes of what the predictors get."""
-        return codes
+        return keras.tree.map_shape_structure(symbol, shapes)
+
+    def _symbolic_codes(self, shapes: Any) -> list[keras.KerasTensor]:
+        symbols = self._symbols(shapes)
+        self._check_views(symbols)
+        return [encoder(x) for encoder, x in zip(self.encoders, symbols, strict=True)]
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        check_views(input_shape, len(self.encoders), type(self).__name__, "shapes")
-        shapes = [tuple(shape) for shape in input_shape]
-        codes = [
-            tuple(encoder.compute_output_shape(shape))
-            for encoder, shape in zip(self.encoders, shapes, strict=True)
-        ]
-        return self.predictors[0].compute_output_shape(self._feature_shapes(codes, shapes)[0])
+        return self.compute_output_spec(self._symbols(input_shape)).shape
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        # As for a model without `compute_output_shape`: by `call`, dtypes and lists included.
+        # By `call`, which makes the variables of every part, as in a model without `build`.
         return super(keras.layers.Layer, self).compute_output_spec(*args, **kwargs)
 
     def encode(self, inputs: Any) -> list[tf.Tensor]:
@@ -190,9 +183,22 @@ class MultiviewModel(BuiltModel):
 
     def _encode(self, inputs: Any, **mode: Any) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """The codes, and the views with 0 in the place of what is missing."""
-        check_views(inputs, len(self.encoders), type(self).__name__, "views")
+        self._check_views(inputs)
         pairs = [self._code(e, x, **mode) for e, x in zip(self.encoders, inputs, strict=True)]
         return [code for code, _ in pairs], [x for _, x in pairs]
+
+    def _check_views(self, inputs: Any) -> None:
+        if isinstance(inputs, list | tuple) and len(inputs) == len(self.encoders):
+            return
+        received = f"one tensor ({inputs!r})"
+        if isinstance(inputs, dict):
+            received = f"a dict with the keys {list(inputs)}: pass a list"
+        elif isinstance(inputs, list | tuple):
+            received = f"{len(inputs)} views"
+        raise ValueError(
+            f"{type(self).__name__} takes a list of {len(self.encoders)} views, one per encoder. "
+            f"Received: {received}"
+        )
 
     def _code(
         self, encoder: keras.layers.Layer, x: tf.Tensor, **mode: Any
@@ -212,6 +218,11 @@ class MultiviewModel(BuiltModel):
 
     def _logits(self, features: Sequence[tf.Tensor], training: bool) -> Any:
         logits = [apply(p, x) for p, x in zip(self.predictors, features, strict=True)]
+        if not all(logits[0].shape.is_compatible_with(x.shape) for x in logits):
+            raise ValueError(
+                "The predictors must return outputs of one shape: they predict the same target. "
+                f"Received the shapes {[tuple(x.shape) for x in logits]}"
+            )
         if self.predict_with == "average":
             return average(logits, valid_only=self.nan_is_missing)
         return logits if training else logits[self.predict_with]
@@ -255,7 +266,7 @@ class MultiviewModel(BuiltModel):
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         config = dict(config)
-        for name in ("encoders", "predictors", "decoders"):
+        for name in ("encoders", "between", "decoders", "predictors"):
             if name in config:
                 config[name] = _deserialized(config[name], custom_objects)
         return cls(**config)
@@ -288,31 +299,3 @@ def check_layers(name: str, layers: Any, count: int | None = None) -> list[keras
     if not ok or (len(layers) != count if count else len(layers) < 2):
         raise ValueError(f"`{name}` must be a list of {wanted}. Received: {name}={layers!r}")
     return list(layers)
-
-
-def check_views(inputs: Any, count: int, name: str, what: str) -> None:
-    """Refuses anything but a list or tuple of `count` views (or of their shapes)."""
-    if isinstance(inputs, dict):
-        raise ValueError(
-            f"{name} takes a list of {count} views in the order of its encoders. Received a dict "
-            f"with the keys {list(inputs)}: pass a list."
-        )
-    is_list = isinstance(inputs, list | tuple)
-    if is_list and what == "shapes":
-        is_list = all(isinstance(shape, list | tuple) for shape in inputs)
-    if not is_list or len(inputs) != count:
-        received = f"{len(inputs)} {what}" if is_list else f"one tensor ({inputs!r})"
-        raise ValueError(
-            f"{name} takes a list of {count} views, one per encoder. Received: {received}"
-        )
-
-
-def build_and_infer(layer: keras.layers.Layer, shape: Any) -> Any:
-    """Builds `layer` for an input shape; returns its output shape."""
-    known = {keras.layers.Layer.compute_output_shape, keras.Model.compute_output_shape}
-    if type(layer).compute_output_shape in known:  # Keras finds it, and builds, by a symbolic call
-        symbol = keras.KerasTensor((None, *shape[1:]), dtype=layer.compute_dtype)
-        return (shape[0], *layer(symbol).shape[1:])
-    if not layer.built:
-        layer.build(shape)
-    return layer.compute_output_shape(shape)

@@ -29,9 +29,6 @@ class LinearCCA:
     correlation matrix of the view (for r > 0 its ridged covariance, scaled to ones on the
     diagonal) has an eigenvalue below 1e-10 of its largest.
 
-    It works in scikit-learn's searches and as the last step of its pipelines; scikit-learn is not
-    needed.
-
     Args:
         num_components: k, 1 <= k <= min(d1, d2).
         ridge: r >= 0, in units of variance; 0 (the default) is plain CCA.
@@ -54,21 +51,14 @@ class LinearCCA:
     >>> cca.correlations_.round(3)
     array([1., 1.])
     >>> z, w = cca.transform(x[400:], y[400:])
-    >>> z = cca.transform(x[400:])  # the other view is missing
-    >>> w = cca.transform(y=y[400:])
-    >>> w = cca.project(y[400:], 1)  # the same
-    >>> round(cca.score(x[400:], y[400:]), 3)
-    1.0
+    >>> w = cca.project(y[400:], 1)  # the same, and the other view may be missing
 
     Reference: Hotelling (1936); the paper's section 6.3 compares with it (Faruqui, Dyer, 2014).
     """
 
     def __init__(self, num_components: int, *, ridge: float = 0.0):
-        # scikit-learn's `clone` wants the very objects back: they are checked and kept as they are.
-        check_integer("num_components", num_components)
-        check_number("ridge", ridge, at_least=0.0)
-        self.num_components = num_components
-        self.ridge = ridge
+        self.num_components = check_integer("num_components", num_components)
+        self.ridge = check_number("ridge", ridge, at_least=0.0)
 
     def fit(self, x: Any, y: Any = None) -> LinearCCA:
         """Fits the weights to the rows of two views, `(n, d1)` and `(n, d2)`; returns itself.
@@ -107,22 +97,15 @@ class LinearCCA:
         self.weights_ = weights[0] * sign, weights[1] * sign
         return self
 
-    def transform(self, x: Any = None, y: Any = None) -> Any:
-        """Projects one view or both: (x - mean) U `(n, k)` and (y - mean) V `(n, k)`.
+    def transform(self, x: Any, y: Any = None) -> tuple[np.ndarray, np.ndarray]:
+        """The canonical variates of both views, (x - mean) U `(n, k)` and (y - mean) V `(n, k)`.
 
         Args:
-            x: the first view, a list of both, or None.
-            y: the second view, or None.
-
-        Returns:
-            The pair when both are given, else the one projection.
+            x: the first view, or a list of both.
+            y: the second view.
         """
         x, y = _pair(x, y)
-        views = [(index, view) for index, view in enumerate((x, y)) if view is not None]
-        if not views:
-            raise ValueError("`transform` needs `x`, `y` or both. Received neither.")
-        projections = [self._projected(view, index, "xy"[index]) for index, view in views]
-        return projections[0] if len(projections) == 1 else (projections[0], projections[1])
+        return self._projected(x, 0, "x"), self._projected(y, 1, "y")
 
     def project(self, view: Any, index: int) -> np.ndarray:
         """The canonical variates of one view, (view - mean) W, `(n, k)`, without the other.
@@ -134,7 +117,7 @@ class LinearCCA:
             index: 0 for the first view, 1 for the second.
 
         Raises:
-            ValueError: another index, and as `transform`.
+            ValueError: another index, use before `fit`, and another width than that fitted.
         """
         if check_integer("index", index, at_least=0) > 1:
             raise ValueError(f"`index` must be 0 or 1. Received: index={index}")
@@ -150,65 +133,6 @@ class LinearCCA:
                 f"Received: {name}.shape={view.shape}"
             )
         return (view - mean) @ self.weights_[index]
-
-    def fit_transform(self, x: Any, y: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """`fit(x, y)`, then the projections of both views."""
-        return self.fit(x, y).transform(x, y)
-
-    def score(self, x: Any, y: Any = None) -> float:
-        """The mean over the components of Pearson's correlation of the projections of rows.
-
-        Args:
-            x: the first view, or a list of both, at least 2 rows.
-            y: the second view.
-
-        Returns:
-            A number in [-1, 1], the higher the better; a projection that is constant counts 0.
-        """
-        x, y = _pair(x, y)
-        if x is None or y is None or len(x) != len(y) or len(x) < 2:
-            raise ValueError(
-                "`score` needs both views, with the same number of rows, at least 2. Received: "
-                f"x.shape={np.shape(x)}, y.shape={np.shape(y)}"
-            )
-        z, w = (part - part.mean(0) for part in self.transform(x, y))
-        norms = np.linalg.norm(z, axis=0) * np.linalg.norm(w, axis=0)
-        correlations = (z * w).sum(0) / np.where(norms > 0, norms, 1.0)
-        return float(np.clip(correlations, -1.0, 1.0).mean())
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The constructor's arguments, as scikit-learn wants them."""
-        return {"num_components": self.num_components, "ridge": self.ridge}
-
-    def set_params(self, **params: Any) -> LinearCCA:
-        """Sets arguments of the constructor; returns itself."""
-        unknown = params.keys() - self.get_params().keys()
-        if unknown:
-            raise ValueError(
-                f"LinearCCA has the parameters {sorted(self.get_params())}. Received: "
-                f"{sorted(unknown)}"
-            )
-        arguments = self.get_params() | params
-        LinearCCA(arguments.pop("num_components"), **arguments)  # checks them
-        for name, value in params.items():
-            setattr(self, name, value)
-        return self
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.num_components!r}, ridge={self.ridge!r})"
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "weights_")
-
-    def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import InputTags, Tags, TargetTags, TransformerTags
-
-        return Tags(
-            estimator_type="transformer",
-            target_tags=TargetTags(required=False, two_d_labels=True, multi_output=True),
-            transformer_tags=TransformerTags(),
-            input_tags=InputTags(),
-        )
 
 
 class _View:
@@ -244,17 +168,16 @@ class _View:
 
 def _pair(x: Any, y: Any) -> tuple[Any, Any]:
     """Two views from `(x, y)`, or from a list of both in the place of x."""
-    if y is None and isinstance(x, list | tuple) and len(x) > 1:
-        if all(part is None or len(np.shape(part)) == 2 for part in x):
-            if len(x) > 2:
-                raise ValueError(f"LinearCCA takes two views. Received: a list of {len(x)}")
-            return x[0], x[1]
+    if y is None and isinstance(x, list | tuple):
+        if len(x) != 2:
+            raise ValueError(f"LinearCCA takes two views. Received: a list of {len(x)}")
+        x, y = x
     return x, y
 
 
 def _matrix(name: str, view: Any) -> np.ndarray:
     if view is None:
-        raise ValueError(f"`{name}` is missing: LinearCCA fits two views. Received: {name}=None")
+        raise ValueError(f"`{name}` is missing: LinearCCA takes two views. Received: {name}=None")
     view = real_array(f"`{name}`", view)
     if view.ndim != 2 or not view.size or not np.isfinite(view).all():
         what = "a value that is not finite" if view.ndim == 2 and view.size else "another shape"

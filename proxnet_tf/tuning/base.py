@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -81,15 +81,6 @@ class ProxHyperModel(keras_tuner.HyperModel):
         model.optimizer.build(model.trainable_variables)
         return model
 
-    def metric_names(self, model: keras.Model) -> set[str]:
-        """Names that the training of a compiled, built model writes to the logs.
-
-        Extend it if a callback of yours writes another one that is the objective.
-        """
-        config = model.get_compile_config()
-        compiled = [*_names(config["metrics"]), *_names(config["weighted_metrics"])]
-        return {"loss", *compiled, *(metric.name for metric in model.metrics)}
-
     def fit(
         self,
         hp: keras_tuner.HyperParameters,
@@ -101,7 +92,6 @@ class ProxHyperModel(keras_tuner.HyperModel):
     ) -> keras.callbacks.History:
         """Trains a trial's model on arrays; the other arguments are those of `keras.Model.fit`."""
         callbacks = list(callbacks)
-        self._check_objective(model, callbacks, kwargs)
         parts = x if isinstance(x, list | tuple) else [x]
         if "batch_size" in kwargs or not all(hasattr(part, "shape") for part in parts):
             received = f"batch_size={kwargs.get('batch_size')}, x of the type {type(x).__name__}"
@@ -110,7 +100,7 @@ class ProxHyperModel(keras_tuner.HyperModel):
                 "register it first, hp.Fixed('batch_size', 100), and give the tuner "
                 f"hyperparameters=hp. Received: {received}"
             )
-        own: list = [FailOnNaN()]
+        own: list = [CheckLogs(callbacks)]
         if self._scheduled:
             own.append(LambdaSchedule(self.schedule(hp)))
         return self._train(hp, model, x, *args, callbacks=[*own, *callbacks], **kwargs)
@@ -120,40 +110,38 @@ class ProxHyperModel(keras_tuner.HyperModel):
     ) -> keras.callbacks.History:
         return model.fit(x, *args, batch_size=self.batch_size(hp), **kwargs)
 
-    def _check_objective(
-        self,
-        model: keras.Model,
-        callbacks: Sequence[keras.callbacks.Callback],
-        fit_arguments: Mapping[str, Any],
-    ) -> None:
-        """A `ValueError` that ends the search if the logs will not hold the objective."""
-        known = self.metric_names(model) - {"compile_metrics"}
-        if fit_arguments.get("validation_data") is not None or "validation_split" in fit_arguments:
-            known |= {f"val_{name}" for name in known}
-        for callback in callbacks:  # KerasTuner's checkpoint knows the objective
-            objective = getattr(callback, "objective", None)
-            if not isinstance(objective, keras_tuner.Objective):
-                continue
-            for part in getattr(objective, "objectives", [objective]):
-                if part.name not in known:
-                    hint = ""
-                    if part.name.startswith("val_") and part.name[4:] in known:
-                        hint = " Pass `validation_data` to `search`."
-                    raise keras_tuner.errors.FatalValueError(
-                        f"The objective {part.name!r} is not among the metrics of this model, "
-                        f"{sorted(known)}.{hint}"
-                    )
 
+class CheckLogs(keras.callbacks.Callback):
+    """Marks the trial failed when a loss is not finite; ends a search without its objective.
 
-class FailOnNaN(keras.callbacks.Callback):
-    """Marks the trial failed when a loss is not finite."""
+    Args:
+        callbacks: those of the search; KerasTuner's own knows the objective.
+    """
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback] = ()):
+        super().__init__()
+        objectives = [getattr(callback, "objective", None) for callback in callbacks]
+        objectives = [each for each in objectives if isinstance(each, keras_tuner.Objective)]
+        self.wanted = [
+            part.name for each in objectives for part in getattr(each, "objectives", [each])
+        ]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        logs = logs or {}
         for name in ("loss", "val_loss"):
-            value = (logs or {}).get(name, 0.0)
+            value = logs.get(name, 0.0)
             if not math.isfinite(value):
                 raise keras_tuner.errors.FailedTrialError(
                     f"`{name}` is {value} after epoch {epoch + 1}."
+                )
+        for name in self.wanted:
+            if name not in logs:
+                hint = ""
+                if name.startswith("val_") and name[4:] in logs:
+                    hint = " Pass `validation_data` to `search`."
+                raise keras_tuner.errors.FatalValueError(
+                    f"The objective {name!r} is not among the metrics of this model, "
+                    f"{sorted(logs)}.{hint}"
                 )
 
 
@@ -175,15 +163,3 @@ def _under(hp: Any, name: str, kind: str) -> contextlib.AbstractContextManager:
     if any(known.name == name and not known.conditions for known in hp.space):
         return contextlib.nullcontext()
     return hp.conditional_scope("lam_schedule", [kind])
-
-
-def _names(metrics: Any) -> Iterator[str]:
-    """Names of the metrics in a serialized argument of `compile`."""
-    if isinstance(metrics, str):
-        yield metrics
-    elif isinstance(metrics, dict) and "class_name" in metrics:
-        config = metrics["config"]
-        yield config["name"] if isinstance(config, dict) else config
-    elif isinstance(metrics, list | tuple | dict):
-        for part in metrics.values() if isinstance(metrics, dict) else metrics:
-            yield from _names(part)

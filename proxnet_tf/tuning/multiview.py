@@ -8,8 +8,12 @@ import keras
 import keras_tuner
 
 from proxnet_tf.checks import check_choice, check_integer
-from proxnet_tf.models import DCCA, METHODS, multiview_model
-from proxnet_tf.tuning.base import FailOnNaN, ProxHyperModel
+from proxnet_tf.layers.multiview.penalty import CCARegularizer, GCCARegularizer
+from proxnet_tf.layers.multiview.prox import ProxCCA, ProxGCCA
+from proxnet_tf.models import DCCA, DCCAE, MultiviewClassifier
+from proxnet_tf.tuning.base import CheckLogs, ProxHyperModel
+
+METHODS = ("vanilla", "rrm", "prox", "dcca", "dccae")
 
 
 class MultiviewHyperModel(ProxHyperModel):
@@ -35,17 +39,20 @@ class MultiviewHyperModel(ProxHyperModel):
     Args:
         view_shapes: shapes of the views without the batch, such as `[(76,), (47,)]`; two or more.
         num_classes: width of the output, >= 2.
-        method: "prox" (default), "rrm", "vanilla", "dcca" or "dccae". Search each on its own, so
-            that all get as many trials.
+        method: "prox" (default, `ProxCCA` between codes and predictors), "rrm" (`CCARegularizer`),
+            "vanilla" (nothing between), "dcca" or "dccae". For more than two views the layers are
+            `ProxGCCA` and `GCCARegularizer`. Search each on its own, so that all get as many
+            trials.
         encoder: callable `(hp, view_shape, num_components)` that returns the encoder of a view as
             a new Keras layer, None (the default) is a perceptron. It may tune what it likes.
         pretrain_epochs: epochs of the first stage of "dcca" and "dccae", default 50.
         name: name of the HyperModel.
-        **model_arguments: further arguments of `MultiviewClassifier`, `DCCA` or `DCCAE`, such as
-            `epsilon`, `inference`, `predict_with`. `monitor` is True unless set here.
+        **arguments: `predict_with` and `nan_is_missing` of the model, and further arguments of the
+            layer between, such as `epsilon` or `inference`; for "dcca" and "dccae" all are of
+            `DCCA` or `DCCAE`. `monitor` of `ProxCCA` is True unless set here.
 
-    To change more override `build_encoder`, `build_predictor`, `build_decoder`, `optimizer`,
-    `compile`, `batch_size` or `schedule`.
+    To change more override `build_encoder`, `build_predictor`, `build_decoder`, `build_between`,
+    `optimizer`, `compile`, `batch_size` or `schedule`.
 
     Searching: `search(views, labels, validation_data=(views, labels), epochs=...)`, arrays only.
     `fit` drives lam by `LambdaSchedule`; the epochs of `Hyperband` are absolute, so a trial that
@@ -55,7 +62,7 @@ class MultiviewHyperModel(ProxHyperModel):
 
     Objectives: "val_accuracy", "val_loss" and, with a proximal layer,
     `keras_tuner.Objective("val_correlation", "max")` (also "correlation", "correlation_before",
-    "residual", "iterations"). Another name ends the search before the training starts.
+    "residual", "iterations"). Another name ends the search after the first epoch.
 
     A trial whose loss is not finite is marked failed at the end of that epoch and the search goes
     on; KerasTuner stops it after `max_consecutive_failed_trials` (default 3) of them in a row.
@@ -90,7 +97,7 @@ class MultiviewHyperModel(ProxHyperModel):
         encoder: Callable | None = None,
         pretrain_epochs: int = 50,
         name: str | None = None,
-        **model_arguments: Any,
+        **arguments: Any,
     ):
         super().__init__(num_classes, name)
         ok = isinstance(view_shapes, list | tuple) and len(view_shapes) > 1
@@ -111,7 +118,7 @@ class MultiviewHyperModel(ProxHyperModel):
             )
         self.encoder = encoder
         self.pretrain_epochs = check_integer("pretrain_epochs", pretrain_epochs)
-        self.model_arguments = model_arguments
+        self.arguments = arguments
         self._scheduled = method == "prox"
 
     def num_components(self, hp: keras_tuner.HyperParameters) -> int:
@@ -135,25 +142,42 @@ class MultiviewHyperModel(ProxHyperModel):
             [_perceptron(hp, math.prod(shape)), keras.layers.Reshape(shape)], name=f"decoder_{view}"
         )
 
+    def build_between(
+        self, hp: keras_tuner.HyperParameters, **arguments: Any
+    ) -> list[keras.layers.Layer]:
+        """The layers between codes and predictors; `arguments` are those of the user."""
+        two = len(self.view_shapes) == 2
+        tuned: dict = {} if two else {"num_components": self.num_components(hp)}
+        if self.method == "rrm":
+            tuned["weight"] = _weight(hp, "correlation_weight")
+            regularizer = CCARegularizer if two else GCCARegularizer
+            return [regularizer(**self._with(tuned, arguments))]
+        tuned["lam"] = self.schedule(hp)(0)
+        prox = ProxCCA if two else ProxGCCA
+        return [prox(**self._with(tuned, {"monitor": True, **arguments}))]
+
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         """The compiled model of a trial."""
         views = range(len(self.view_shapes))
         encoders = [self.build_encoder(hp, j) for j in views]
         predictors = [self.build_predictor(hp, j) for j in views]
-        tuned: dict = {}
-        if self.method == "dccae":
-            tuned["decoders"] = [self.build_decoder(hp, j) for j in views]
-            tuned["reconstruction_weight"] = _weight(hp, "reconstruction_weight")
-        elif self.method == "rrm":
-            tuned["correlation_weight"] = _weight(hp, "correlation_weight")
-        elif self.method == "prox":
-            tuned["lam"] = self.schedule(hp)(0)
-        if len(views) > 2 and self.method != "vanilla":
-            tuned["num_components"] = self.num_components(hp)
-        tuned = self._with(tuned, self.model_arguments)
-        if self.method == "prox":
-            tuned.setdefault("monitor", True)
-        model = multiview_model(self.method, encoders, predictors, **tuned)
+        given = dict(self.arguments)
+        model: keras.Model
+        if self.method in ("dcca", "dccae"):
+            tuned: dict = {} if len(views) == 2 else {"num_components": self.num_components(hp)}
+            if self.method == "dcca":
+                model = DCCA(encoders, predictors, **self._with(tuned, given))
+            else:
+                decoders = [self.build_decoder(hp, j) for j in views]
+                tuned["reconstruction_weight"] = _weight(hp, "reconstruction_weight")
+                model = DCCAE(encoders, decoders, predictors, **self._with(tuned, given))
+        elif self.method == "vanilla":
+            model = MultiviewClassifier(encoders, predictors, **given)
+        else:
+            of_model = [name for name in ("predict_with", "nan_is_missing") if name in given]
+            own = {name: given.pop(name) for name in of_model}
+            between = self.build_between(hp, **given)
+            model = MultiviewClassifier(encoders, predictors, between, **own)
         model.build([(None, *shape) for shape in self.view_shapes])
         return self._compiled(hp, model)
 
@@ -168,7 +192,7 @@ class MultiviewHyperModel(ProxHyperModel):
                 epochs=self.pretrain_epochs,
                 batch_size=self.batch_size(hp),
                 verbose=kwargs.get("verbose", "auto"),
-                callbacks=[FailOnNaN()],
+                callbacks=[CheckLogs()],
             )
         return super()._train(hp, model, x, *args, **kwargs)
 

@@ -107,6 +107,53 @@ def test_files_and_copies(fitted, tmp_path):
     assert_same(clone(case.inputs), expected)
 
 
+@keras.saving.register_keras_serializable(package="tests")
+class Outer(keras.Model):
+    """A model of a user that holds one of ours."""
+
+    def __init__(self, inner, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = inner
+
+    def call(self, inputs):
+        return -self.inner(inputs)
+
+    def get_config(self):
+        return super().get_config() | {"inner": keras.saving.serialize_keras_object(self.inner)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config.pop("inner")), **config)
+
+
+def functional(inner, inputs):
+    return keras.Model(inputs, keras.layers.Dense(2)(inner(inputs)))
+
+
+def sequential(inner, inputs):
+    return keras.Sequential([inputs, inner, keras.layers.Dense(2)])
+
+
+@pytest.mark.parametrize("kind", [functional, sequential, Outer])
+@pytest.mark.parametrize("name", MODELS)
+def test_inside_another_model(name, kind, tmp_path):
+    case = MODELS[name]
+    single = not isinstance(case.inputs, list)
+    if kind is sequential and not single:
+        pytest.skip("a sequential model has one input")
+    inputs = [keras.Input(x.shape[1:]) for x in ([case.inputs] if single else case.inputs)]
+    outer = (
+        Outer(case.make()) if kind is Outer else kind(case.make(), inputs[0] if single else inputs)
+    )
+    expected = outer(case.inputs)
+    outer.save(tmp_path / "outer.keras")
+    assert_same(keras.saving.load_model(tmp_path / "outer.keras")(case.inputs), expected)
+    for copy in (keras.models.clone_model(outer), keras.models.model_from_json(outer.to_json())):
+        copy(case.inputs)
+        copy.set_weights(outer.get_weights())
+        assert_same(copy(case.inputs), expected)
+
+
 def test_paths_are_unique(fitted):
     _, model, _ = fitted
     paths = [v.path for v in model.variables]

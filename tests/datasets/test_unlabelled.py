@@ -177,11 +177,9 @@ def test_one_tensor_dicts_and_several_targets():
     assert joined.shape == (2 * OTHERS, 4) and w.shape == (2 * OTHERS, 1)
 
 
-def model_of(method, **options):
+def model_of(between=None):
     keras.utils.set_random_seed(0)
-    model = MultiviewClassifier(
-        [Dense(2), Dense(2)], [Dense(3), Dense(3)], method=method, **options
-    )
+    model = MultiviewClassifier([Dense(2), Dense(2)], [Dense(3), Dense(3)], between)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.05), loss, weighted_metrics=["accuracy"])
     return model
@@ -189,7 +187,7 @@ def model_of(method, **options):
 
 def test_without_a_correlation_the_model_learns_as_from_the_labelled_rows():
     sizes = {"batch_size": 3, "unlabelled_batch_size": 9, "shuffle": False}
-    one, other = model_of("vanilla"), model_of("vanilla")
+    one, other = model_of(), model_of()
     views = [x / 100 for x in LABELLED[0]]
     both = with_unlabelled((views, LABELLED[1]), [x / 100 for x in UNLABELLED], **sizes)
     found = one.fit(both, epochs=3, shuffle=False, verbose=0).history
@@ -202,7 +200,7 @@ def test_without_a_correlation_the_model_learns_as_from_the_labelled_rows():
 
 def test_the_correlation_is_that_of_all_rows():
     views = [x / 100 for x in LABELLED[0]], [x / 100 for x in UNLABELLED]
-    model = model_of("rrm", correlation_weight=0.3, epsilon=0.1)
+    model = model_of(CCARegularizer(0.3, epsilon=0.1))
     data = with_unlabelled(
         (views[0], LABELLED[1]), views[1], batch_size=6, unlabelled_batch_size=17
     )

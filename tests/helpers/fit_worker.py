@@ -70,11 +70,13 @@ def fitted(scope, callbacks):
         model = MultiviewClassifier(
             [keras.layers.Dense(3), keras.layers.Dense(3)],
             [keras.layers.Dense(2), keras.layers.Dense(2)],
-            lam=0.5,
-            synchronized=True,
-            inference="moving",
-            monitor=True,  # Keras reads the monitor's values when one worker saves
-            solver=Newton(jit_compile=False),
+            ProxCCA(
+                lam=0.5,
+                synchronized=True,
+                inference="moving",
+                monitor=True,  # Keras reads the monitor's values when one worker saves
+                solver=Newton(jit_compile=False),
+            ),
         )
         model.build([(None, 3), (None, 4)])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf import DCCA, AdversarialModel, MultiviewClassifier
+from proxnet_tf import DCCA, AdversarialModel, MultiviewClassifier, ProxCCA
 from tests.helpers.data import shared_views
 
 DATA = shared_views(40, (3, 4), seed=3).astype("float32")
@@ -20,8 +20,8 @@ def dense(units):
     return keras.layers.Dense(units, kernel_regularizer=keras.regularizers.L2(0.1))
 
 
-def classifier(**options):
-    return MultiviewClassifier([dense(3), dense(3)], [dense(2), dense(2)], **options)
+def classifier(between=None, **options):
+    return MultiviewClassifier([dense(3), dense(3)], [dense(2), dense(2)], between, **options)
 
 
 def adversarial(**options):
@@ -40,8 +40,8 @@ def pretrained(**options):
 
 
 MODELS = {
-    "vanilla": (lambda: classifier(method="vanilla", predict_with=0), VIEWS),
-    "prox": (lambda: classifier(lam=0.5, synchronized=True, inference="moving"), VIEWS),
+    "vanilla": (lambda: classifier(predict_with=0), VIEWS),
+    "prox": (lambda: classifier(ProxCCA(lam=0.5, synchronized=True, inference="moving")), VIEWS),
     "dcca": (pretrained, VIEWS),
     "adversarial": (lambda: adversarial(weight=0.7), STEPS),
     "virtual": (lambda: adversarial(method="virtual", power_iterations=3, weight=3.0), STEPS),
@@ -59,9 +59,9 @@ def fitted(name, scope, eagerly=False):
             run_eagerly=eagerly,
         )
     history = model.fit(x, LABELS, batch_size=20, epochs=2, shuffle=False, verbose=0).history
-    if getattr(model, "lam", None) is not None:
-        model.lam = 0.25
-        assert float(tf.convert_to_tensor(model.prox.lam)) == 0.25
+    for layer in getattr(model, "between", []):
+        layer.lam = 0.25
+        assert float(tf.convert_to_tensor(layer.lam)) == 0.25
     loss = [*history["loss"], model.evaluate(x, LABELS, batch_size=20, verbose=0)]
     return [np.asarray(w) for w in model.get_weights()], loss
 

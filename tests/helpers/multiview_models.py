@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras.layers import Dense
 
-from proxnet_tf.models import DCCA, DCCAE, MultiviewClassifier
+from proxnet_tf import DCCA, DCCAE, CCARegularizer, MultiviewClassifier, ProxCCA
 
 WIDTHS = (7, 5, 6)
 CODES = (3, 4, 3)
@@ -37,15 +37,12 @@ def entropy():
 
 
 MODELS = {
-    "vanilla": lambda **k: MultiviewClassifier(encoders(), predictors(), method="vanilla", **k),
-    "rrm": lambda **k: MultiviewClassifier(encoders(), predictors(), method="rrm", **k),
+    "vanilla": lambda **k: MultiviewClassifier(encoders(), predictors(), **k),
+    "rrm": lambda **k: MultiviewClassifier(encoders(), predictors(), CCARegularizer(), **k),
     "prox": lambda **k: MultiviewClassifier(
         encoders(),
         predictors(),
-        lam=0.5,
-        inference="moving",
-        correlation_weight=0.3,
-        monitor=True,
+        [CCARegularizer(0.3), ProxCCA(lam=0.5, inference="moving", monitor=True)],
         **k,
     ),
     "dcca": lambda **k: DCCA(encoders(), predictors(), **k),

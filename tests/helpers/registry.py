@@ -592,9 +592,10 @@ def _parts(count=2, **more):
     return encoders, [Dense(2, **more) for _ in range(count)]
 
 
-def _classifier(method, count=2, **arguments):
+def _classifier(*between, count=2, **arguments):
     def make(**more):
-        return MultiviewClassifier(*_parts(count, **more), method=method, **arguments, **more)
+        layers = [layer(**more) for layer in between]
+        return MultiviewClassifier(*_parts(count, **more), layers, **arguments, **more)
 
     return make
 
@@ -647,14 +648,8 @@ _CLASSES = np.arange(12) % 2
 MODELS = {
     "MultiviewClassifier, prox": Model(
         _classifier(
-            "prox",
-            num_components=2,
-            lam=0.5,
-            epsilon=0.1,
-            inference="moving",
-            correlation_weight=0.1,
-            momentum=0.5,
-            **PLAIN,
+            lambda **k: CCARegularizer(0.1, num_components=2, epsilon=0.1, **k),
+            lambda **k: ProxCCA(2, lam=0.5, epsilon=0.1, inference="moving", **PLAIN, **k),
             predict_with=1,
         ),
         _TWO,
@@ -662,22 +657,19 @@ MODELS = {
     ),
     "MultiviewClassifier, three views": Model(
         _classifier(
-            "prox",
-            3,
-            num_components=3,
-            inference="batch",
-            monitor="core",
+            lambda **k: ProxGCCA(3, inference="batch", monitor="core", **PLAIN, **k),
+            count=3,
             nan_is_missing=True,
-            missing="pairwise",
-            **PLAIN,
         ),
         VIEWS,
         _CLASSES,
     ),
     "MultiviewClassifier, rrm": Model(
-        _classifier("rrm", num_components=2, epsilon=0.1), _TWO, _CLASSES
+        _classifier(lambda **k: CCARegularizer(0.2, num_components=2, epsilon=0.1, **k)),
+        _TWO,
+        _CLASSES,
     ),
-    "MultiviewClassifier, vanilla": Model(_classifier("vanilla"), _TWO, _CLASSES),
+    "MultiviewClassifier, vanilla": Model(_classifier(), _TWO, _CLASSES),
     "DCCA": Model(
         lambda **k: DCCA(
             *_parts(**k),

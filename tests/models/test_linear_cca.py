@@ -39,7 +39,7 @@ def test_correlations_are_those_of_the_generalized_eigenproblem(ridge):
 
 def test_projections_are_those_of_scikit_learn():
     x, y = make_views(1)
-    z, w = LinearCCA(3).fit_transform(x, y)
+    z, w = LinearCCA(3).fit(x, y).transform(x, y)
     reference = CCA(3, scale=False, max_iter=5000, tol=1e-12).fit(x, y)
     for ours, theirs in zip((z, w), reference.transform(x, y), strict=True):
         theirs = theirs / theirs.std(0, ddof=1)
@@ -50,7 +50,7 @@ def test_projections_are_those_of_scikit_learn():
 def test_projections_have_the_stated_correlations():
     x, y = make_views(2)
     cca = LinearCCA(4)
-    z, w = cca.fit_transform(x, y)
+    z, w = cca.fit(x, y).transform([x, y])
     joint = np.cov(z, w, rowvar=False)
     wanted = np.block([[np.eye(4), np.diag(cca.correlations_)]] * 2)
     wanted[4:] = np.block([[np.diag(cca.correlations_), np.eye(4)]])
@@ -62,8 +62,8 @@ def test_one_view_is_transformed_as_with_both():
     x, y = make_views()
     cca = LinearCCA(2).fit(x, y)
     z, w = cca.transform(x[:9], y[:9])
-    np.testing.assert_array_equal(cca.transform(x[:9]), z)
-    np.testing.assert_array_equal(cca.transform(y=y[:9]), w)
+    np.testing.assert_array_equal(cca.project(x[:9], 0), z)
+    np.testing.assert_array_equal(cca.project(y[:9], 1), w)
     assert z.shape == w.shape == (9, 2)
 
 
@@ -107,9 +107,9 @@ def test_identical_views_correlate_perfectly():
         (lambda x, y: LinearCCA(2).fit(x[:1], y[:1]), "at least 2"),
         (lambda x, y: LinearCCA(2).fit(x[0], y), r"another shape.*x.shape=\(7,\)"),
         (lambda x, y: LinearCCA(2).fit(x, y * np.nan), "`y` .*not finite"),
-        (lambda x, y: LinearCCA(2).transform(x), "not fitted"),
-        (lambda x, y: LinearCCA(2).fit(x, y).transform(), "Received neither"),
-        (lambda x, y: LinearCCA(2).fit(x, y).transform(y=x), r"`y` .*5 columns.*\(300, 7\)"),
+        (lambda x, y: LinearCCA(2).transform(x, y), "not fitted"),
+        (lambda x, y: LinearCCA(2).fit(x, y).transform(x), "`y` is missing"),
+        (lambda x, y: LinearCCA(2).fit(x, y).transform(x, x), r"`y` .*5 columns.*\(300, 7\)"),
     ],
 )
 def test_bad_input_is_refused(call, message):

@@ -18,7 +18,6 @@ row space turns P_j along, constant columns excepted:
 The envelope e = lam/(2n) ||P - X||^2 + L(P) has the gradient de/dC = (I - M) / (2 t), (17).
 """
 
-import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -235,26 +234,3 @@ def _largest_values(correlation: Correlation, epsilon: tf.Tensor, sample: Sample
     finite, spectrum = _spectrum(correlation, epsilon, sample)
     values = (spectrum.selected * spectrum.values)[: correlation.num_components]
     return nan_unless(finite, values)
-
-
-def canonical_vectors(
-    correlation: Correlation, sample: Sample, epsilon: tf.Tensor | float
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """The k largest eigenvalues mu of (2), `[k]`, and sqrt(J) times their vectors, `[D, k]`.
-
-    The rows of the vectors that belong to a view map its centred columns to its canonical variates.
-    With the factor the variances of the J variates (plus eps times the squared length of their
-    vectors) have the mean one; those of `CCA` are one each. The entry of the largest size in the
-    rows of the first view is positive. Where mu is at most 1e-6, which rounding explains, both are
-    zero. NaN in gives NaN out.
-    """
-    finite, spectrum = _spectrum(correlation, scalar(epsilon, tf.float64), sample)
-    k = correlation.num_components
-    values = spectrum.values[:k]
-    some = tf.cast(values > 1e-6, values.dtype)
-    vectors = tf.matmul(spectrum.basis, spectrum.rotation[:, :k])
-    vectors *= some * math.sqrt(len(correlation.sizes))
-    first = vectors[: correlation.sizes[0]]
-    largest = tf.gather(tf.transpose(first), tf.argmax(tf.abs(first), axis=0), axis=1, batch_dims=1)
-    vectors = tf.where(largest < 0, -vectors, vectors)
-    return nan_unless(finite, some * values), nan_unless(finite, vectors)

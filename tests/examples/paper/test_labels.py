@@ -8,11 +8,10 @@ import labels_training
 import numpy as np
 import pytest
 import tensorflow as tf
-
-from proxnet_tf import DCCA, DCCAE, cca_loss
-from proxnet_tf.models import multiview_model
-from proxnet_tf.ops.multiview.correlation import CCA
 from proxnet_tf.ops.multiview.prox import multiview_prox
+
+from proxnet_tf import DCCA, DCCAE, CCARegularizer, MultiviewClassifier, ProxCCA, cca_loss
+from proxnet_tf.ops.multiview.correlation import CCA
 from tests.helpers.markdown import table_rows
 
 PAIR = "fou+zer"
@@ -68,19 +67,17 @@ def test_mispaired_rows_exchange_second_views_only():
     np.testing.assert_array_equal(*ordered)
 
 
-@pytest.mark.parametrize(
-    "kind, options", [("plain", {}), ("rrm", {"correlation_weight": 0.3}), ("prox", {"lam": 0.2})]
-)
-def test_a_step_has_the_loss_and_the_gradient_of_the_models(kind, options):
+@pytest.mark.parametrize("kind", ["plain", "rrm", "prox"])
+def test_a_step_has_the_loss_and_the_gradient_of_the_models(kind):
     ridge = 0.05
     made, part = trainer(kind, ridge=ridge, strength=0.3), small_part()
-    method = {"plain": "vanilla"}.get(kind, kind)
-    if kind == "prox":
+    between = None
+    if kind == "rrm":
+        between = CCARegularizer(0.3, epsilon=ridge)
+    elif kind == "prox":
         made.prox.lam.assign(0.2)
-        options = {**options, "solver": labels_training.SOLVER}
-    model = multiview_model(
-        method, made.encoders, made.predictors, epsilon=ridge, predict_with=0, **options
-    )
+        between = ProxCCA(lam=0.2, epsilon=ridge, solver=labels_training.SOLVER)
+    model = MultiviewClassifier(made.encoders, made.predictors, between, predict_with=0)
     entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(loss=entropy)
     with tf.GradientTape() as tape:

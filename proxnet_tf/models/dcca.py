@@ -1,0 +1,347 @@
+"""DCCA and DCCAE: codes that correlate first, then a classifier on the fixed codes."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from proxnet_tf.checks import at_least_float32, check_bool, check_integer, check_number
+from proxnet_tf.models.base import (
+    MultiviewModel,
+    check_layers,
+    mask_of,
+    over_last_axes,
+    serialized,
+    with_mask,
+)
+from proxnet_tf.models.linear_cca import LinearCCA
+from proxnet_tf.models.pretraining import UNWEIGHTED, FirstStage, Pretraining
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+class DCCA(MultiviewModel):
+    """Deep canonical correlation analysis: codes that correlate, then a classifier on the codes.
+
+        pretrain:  min over f  L(f_1(x_1), ..., f_J(x_J)),  L = - sum_{i<=k} sigma_i for two views
+        fit:       min over h  loss(h(F), c),  the encoders f fixed
+
+    For more than two views L is that of `GCCALoss` (deep generalised CCA).
+
+    Args:
+        encoders: a layer or model per view, from the view to its code.
+        predictors: a layer or model per view, from the code (or the code and the view, see
+            `concatenate_inputs`) to the output, all of one shape.
+        num_components: k of the correlation, None (the default) is min(d1, d2); needed for more
+            than two views.
+        epsilon: ridge on each view's covariance, >= 0; 1e-4 by default.
+        concatenate_inputs: whether the predictors get the code and the original view side by side
+            (the paper does this for speech); False by default.
+        predict_with: "average" (default) or the index of a view, as in `MultiviewClassifier`.
+        nan_is_missing: whether a NaN in a view marks it as missing, as in `MultiviewClassifier`;
+            False by default.
+        **kwargs: `name`, `dtype` of a Keras model.
+
+    Call arguments:
+        inputs: list or tuple of J views, in the order of `encoders`. A dict is refused.
+
+    Output:
+        Logits in the shape of a predictor's output, masked as those of `MultiviewClassifier`.
+
+    The encoders are fixed outside `pretrain`. It trains them but for the layers in them that were
+    not trainable when they were given; if no encoder was trainable, it trains all of them. Keras
+    masks of the codes are respected in both stages. Batches of `pretrain` should hold several times
+    as many rows as a code has columns. Sample weights are honoured by `fit` and refused by
+    `pretrain`. Under a `tf.distribute` strategy each replica has its own correlation in `pretrain`.
+
+    The codes of two views correlate up to a linear map of each. `fit_projections` finds these maps
+    (`LinearCCA` of the codes), after which `project` gives the canonical variates of one view
+    without the other: in them a query with one view finds the other by the cosine (`RecallAtK`).
+    The maps are saved with the model; `pretrain` drops them.
+
+    Raises:
+        ValueError: as `MultiviewClassifier`; `fit` or `train_on_batch` before `pretrain`,
+            `project` before `fit_projections`.
+
+    Example:
+
+    >>> encoders = [keras.layers.Dense(2), keras.layers.Dense(2)]
+    >>> model = DCCA(encoders, [keras.layers.Dense(3), keras.layers.Dense(3)])
+    >>> x, y = keras.random.normal((8, 5)), keras.random.normal((8, 4))
+    >>> _ = model.pretrain([x, y], epochs=2, verbose=0)
+    >>> model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    >>> _ = model.fit([x, y], keras.ops.arange(8) % 3, verbose=0)
+    >>> correlations = model.fit_projections([x, y])
+    >>> model.project(x, 0).shape, model.project(y[:1], 1).shape
+    (TensorShape([8, 2]), TensorShape([1, 2]))
+
+    Reference: Andrew, Arora, Bilmes, Livescu, Deep canonical correlation analysis (2013); the
+    paper's section 6.
+    """
+
+    def __init__(
+        self,
+        encoders: Sequence[keras.layers.Layer],
+        predictors: Sequence[keras.layers.Layer],
+        *,
+        num_components: int | None = None,
+        epsilon: float = 1e-4,
+        concatenate_inputs: bool = False,
+        predict_with: str | int = "average",
+        nan_is_missing: bool = False,
+        **kwargs: Any,
+    ):
+        super().__init__(encoders, predictors, predict_with, nan_is_missing, **kwargs)
+        if num_components is not None:
+            num_components = check_integer("num_components", num_components)
+        elif len(self.encoders) > 2:
+            raise ValueError(
+                "`num_components` is needed for more than two views: the width of their common "
+                f"core. Received: num_components=None, {len(self.encoders)} views"
+            )
+        self.num_components = num_components
+        self.epsilon = check_number("epsilon", epsilon, at_least=0.0)
+        self.concatenate_inputs = check_bool("concatenate_inputs", concatenate_inputs)
+        self.decoders: list[keras.layers.Layer] = []
+        self._first_stage = FirstStage(self.encoders)
+        flag = dict(shape=(), initializer="zeros", trainable=False)
+        self.pretrained = self.add_weight(name="pretrained", **flag)
+        self.projected = self.add_weight(name="projected", **flag)
+
+    def build(self, input_shape: Any) -> None:
+        with self._first_stage.training():  # so that their variables can train
+            super().build(input_shape)
+        self._view_shapes = [(None, *shape[1:]) for shape in input_shape]
+        if len(self.encoders) > 2:
+            return
+        dtype = at_least_float32(self.variable_dtype).name
+        widths = [code.shape[-1] for code in self._symbolic_codes(self._view_shapes)]
+        k = self.num_components or min(widths)
+
+        def add(name: str, *shape: int) -> keras.Variable:
+            options = dict(initializer="zeros", trainable=False, autocast=False, dtype=dtype)
+            return self.add_weight(name=name, shape=shape, **options)
+
+        self.means = [add(f"mean_{j}", width) for j, width in enumerate(widths)]
+        self.vectors = [add(f"vectors_{j}", width, k) for j, width in enumerate(widths)]
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        # The encoders are fixed: their dropout and their moving statistics rest too.
+        features, views = self._encode(inputs, training=False)
+        if self.concatenate_inputs:
+            features = [
+                with_mask(tf.concat([code, tf.cast(x, code.dtype)], -1), mask_of(code), mask_of(x))
+                for code, x in zip(features, views, strict=True)
+            ]
+        return self._logits(features, training)
+
+    def pretrain(
+        self, x: Any, y: Any = None, *, optimizer: Any = "adam", **fit_arguments: Any
+    ) -> keras.callbacks.History:
+        """Trains the encoders on the correlation objective; returns the History.
+
+        Args:
+            x: list of J views, or what else `fit` takes with batches `(views,)` or `(views, y)`.
+            y: ignored; there for interfaces that always pass a target.
+            optimizer: a Keras optimizer or its name.
+            **fit_arguments: `epochs`, `batch_size`, `validation_data=(views,)`, `callbacks`,
+                `verbose` and so on, as in `fit`. Sample weights and class weights are refused,
+                also in batches of three parts. Callbacks get this stage as their model: what it
+                saves as a whole, as `ModelCheckpoint("best.keras")` does, is the `DCCA`; a file of
+                its weights, as `BackupAndRestore` writes, continues `pretrain` alone, on a model
+                that is built.
+
+        The History has `correlation_loss` (L) and, for `DCCAE`, `reconstruction_loss` (also part
+        of its objective): means over the batches, weighted by their rows. A batch with fewer than
+        two rows has no correlation and does not count in `correlation_loss`.
+        """
+        refused = {"sample_weight", "class_weight"} & fit_arguments.keys()
+        if refused:
+            raise ValueError(UNWEIGHTED.format(" and ".join(sorted(refused))))
+        stage = Pretraining(self)
+        with self._first_stage.training():
+            stage.compile(optimizer)
+            history = stage.fit(x, **fit_arguments)
+        self.pretrained.assign(1.0)
+        self.projected.assign(0.0)  # the codes have changed
+        return history
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As in `keras.Model`; `fit` and `train_on_batch` call it first."""
+        if not bool(tf.convert_to_tensor(self.pretrained) > 0):
+            raise ValueError(
+                f"{type(self).__name__} trains in two stages: call `pretrain(views)` before `fit`."
+            )
+        return super().make_train_function(force)
+
+    def fit_projections(self, x: Any, **predict_arguments: Any) -> np.ndarray:
+        """Fits `project` to the codes of a data set: `LinearCCA` of the codes, in closed form.
+
+        Its ridge is `epsilon`; it takes the rows in which no view is missing. Call it after
+        `pretrain`; a model may be fitted again at any time.
+
+        Args:
+            x: list of two views, or what else `keras.Model.predict` takes. The codes of all rows
+                are held in memory.
+            **predict_arguments: `batch_size`, `steps`, `verbose` and so on, as in `predict`.
+
+        Returns:
+            The k canonical correlations of the codes, `(k,)`, descending, float64.
+
+        Raises:
+            ValueError: more than two views, fewer than two rows without a missing view, or codes
+                that are not finite.
+        """
+        if len(self.encoders) > 2:
+            raise ValueError(
+                f"`fit_projections` needs a model of two views. Received: {len(self.encoders)}"
+            )
+        if not self.built:
+            raise ValueError(
+                f"{type(self).__name__} has no weights yet: call `pretrain(views)` before "
+                "`fit_projections`."
+            )
+        if isinstance(x, list | tuple) and not all(len(view) for view in x):
+            raise ValueError("`fit_projections` needs at least 2 rows. Received: none")
+        *codes, complete = Pretraining(self).predict(x, **{"verbose": 0, **predict_arguments})
+        cca = LinearCCA(self.vectors[0].shape[1], ridge=self.epsilon)
+        cca.fit(*(code[complete] for code in codes))
+        for weight, value in zip(self.means + self.vectors, cca.means_ + cca.weights_, strict=True):
+            weight.assign(value)
+        self.projected.assign(1.0)
+        return cca.correlations_
+
+    def project(self, view: Any, index: int) -> tf.Tensor:
+        """The canonical variates of one view, (f_j(x_j) - mean_j) U_j, without the other view.
+
+        Args:
+            view: rows of that view, as in the list of views, `(batch, ...)`.
+            index: j, which view it is: 0 or 1.
+
+        Returns:
+            `(batch, k)`, or `(batch, time, k)` for codes with time steps, masked as the code is. In
+            a graph it is NaN before `fit_projections`. With `nan_is_missing` it is NaN where the
+            view is missing.
+
+        Raises:
+            ValueError: an index that is not one of a view; `project` before `fit_projections`.
+        """
+        index = check_integer("index", index, at_least=0)
+        if index > 1:
+            raise ValueError(f"`index` must be that of one of the 2 views. Received: index={index}")
+        fitted = tf.convert_to_tensor(self.projected) > 0
+        if not self.built or (tf.executing_eagerly() and not bool(fitted)):
+            raise ValueError("`project` has no maps: call `fit_projections(views)` before.")
+        x = tf.convert_to_tensor(view) if not hasattr(view, "dtype") else view
+        code, _ = self._code(self.encoders[index], x, training=False)
+        mean, vectors = (tf.convert_to_tensor(w[index]) for w in (self.means, self.vectors))
+        variates = tf.tensordot(tf.cast(code, mean.dtype) - mean, vectors, axes=1)
+        mask = mask_of(code)
+        if self.nan_is_missing and mask is not None:
+            fitted &= over_last_axes(mask, variates)
+        variates = tf.where(fitted, variates, tf.cast(float("nan"), variates.dtype))
+        return with_mask(tf.cast(variates, self.compute_dtype), mask)
+
+    def export_projections(self, filepath: Any) -> None:
+        """Writes a SavedModel with an endpoint for each view, `project_0` and `project_1`.
+
+        A process without this package loads it by `tf.saved_model.load(filepath)`, and
+        `loaded.project_1(rows)` is then what `project(rows, 1)` is here, for any number of rows.
+
+        Args:
+            filepath: the folder to write.
+
+        Raises:
+            ValueError: before `fit_projections`.
+        """
+        if not bool(tf.convert_to_tensor(self.projected) > 0):
+            raise ValueError("`export_projections` needs `fit_projections(views)` before.")
+        archive = keras.export.ExportArchive()
+        archive.track(self)
+        for index, shape in enumerate(self._view_shapes):
+            signature = [tf.TensorSpec(shape, self.input_dtype)]
+            endpoint = functools.partial(self.project, index=index)
+            archive.add_endpoint(f"project_{index}", endpoint, input_signature=signature)
+        archive.write_out(filepath, verbose=False)
+
+    def get_config(self) -> dict[str, Any]:
+        with self._first_stage.training():  # as the layers were given
+            config = super().get_config()
+        return {
+            **config,
+            "num_components": self.num_components,
+            "epsilon": self.epsilon,
+            "concatenate_inputs": self.concatenate_inputs,
+        }
+
+
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+class DCCAE(DCCA):
+    """Deep CCA with autoencoders: the codes correlate and reconstruct their views.
+
+        pretrain:  min over f, g  L(F) + weight sum_j mean_i ||x_ij - g_j(f_j(x_ij))||^2 / D_j
+        fit:       as `DCCA`
+
+    with the decoders g and the widths D_j of the views.
+
+    Args:
+        encoders: as for `DCCA`.
+        decoders: a layer or model per view, from the code to the view's shape.
+        predictors: as for `DCCA`.
+        reconstruction_weight: >= 0, default 1.
+        **kwargs: every other argument of `DCCA`.
+
+    Raises:
+        ValueError: as `DCCA`; not a decoder per view, decoders of another shape than the views.
+
+    Example:
+
+    >>> encoders = [keras.layers.Dense(2), keras.layers.Dense(2)]
+    >>> decoders = [keras.layers.Dense(5), keras.layers.Dense(4)]
+    >>> predictors = [keras.layers.Dense(3), keras.layers.Dense(3)]
+    >>> model = DCCAE(encoders, decoders, predictors, reconstruction_weight=0.1)
+    >>> x, y = keras.random.normal((8, 5)), keras.random.normal((8, 4))
+    >>> sorted(model.pretrain([x, y], verbose=0).history)
+    ['correlation_loss', 'loss', 'reconstruction_loss']
+
+    Reference: Wang, Arora, Livescu, Bilmes, On deep multi-view representation learning (2015); the
+    paper's section 6.
+    """
+
+    def __init__(
+        self,
+        encoders: Sequence[keras.layers.Layer],
+        decoders: Sequence[keras.layers.Layer],
+        predictors: Sequence[keras.layers.Layer],
+        *,
+        reconstruction_weight: float = 1.0,
+        **kwargs: Any,
+    ):
+        super().__init__(encoders, predictors, **kwargs)
+        self.decoders = check_layers("decoders", decoders, len(self.encoders))
+        self.reconstruction_weight = check_number(
+            "reconstruction_weight", reconstruction_weight, at_least=0.0
+        )
+        self._first_stage.add(self.decoders)
+
+    def build(self, input_shape: Any) -> None:
+        super().build(input_shape)
+        codes = self._symbolic_codes(self._view_shapes)
+        with self._first_stage.training():
+            decoded = [g(code).shape for g, code in zip(self.decoders, codes, strict=True)]
+        for shape, view in zip(decoded, self._view_shapes, strict=True):
+            if shape[1:] != view[1:]:
+                raise ValueError(
+                    f"A decoder must return the shape of its view, {view}. Received: {shape}"
+                )
+
+    def get_config(self) -> dict[str, Any]:
+        with self._first_stage.training():
+            decoders = serialized(self.decoders)
+        return {
+            **super().get_config(),
+            "decoders": decoders,
+            "reconstruction_weight": self.reconstruction_weight,
+        }

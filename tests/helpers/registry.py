@@ -2,6 +2,8 @@
 
 The contract tests run over what stands here. A new public class goes in here once, and a new
 argument of a constructor needs a value that is not its default in one of the cases of its class.
+
+`make test` runs a contract for one layer of each kind, `always=True`. The others are `slow`.
 """
 
 import dataclasses
@@ -10,6 +12,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from keras.layers import Dense
 
@@ -149,6 +152,7 @@ class Layer:
         jit: whether XLA compiles a model that holds the layer.
         empty: whether a batch without rows is allowed (`keras.layers.LSTMCell` does not).
         half: tolerance of the 16-bit outputs relative to those in float32.
+        always: whether the layer stands for its kind, so that its contracts are not `slow`.
     """
 
     cls: type
@@ -162,6 +166,7 @@ class Layer:
     jit: bool = False
     empty: bool = True
     half: float = 0.03
+    always: bool = False
 
     def make(self, **more):
         return self.cls(**self.arguments(), **more)
@@ -197,9 +202,7 @@ def wrapped(cell, **arguments):
 CELLS = {
     "ProxLSTMCell": lambda **k: ProxLSTMCell(**_gates(**k)()),
     "ProxGRUCell": lambda **k: ProxGRUCell(**_gates(**k)()),
-    "ProxGRUCell, reset before": lambda **k: ProxGRUCell(**_gates(reset_after=False, **k)()),
     "ProxRNNCell of GRUCell": lambda **k: wrapped(keras.layers.GRUCell(UNITS, **k)),
-    "ProxRNNCell of SimpleRNNCell": lambda **k: wrapped(keras.layers.SimpleRNNCell(UNITS, **k)),
     "ProxRNNCell of LSTMCell": lambda **k: wrapped(keras.layers.LSTMCell(UNITS, **k)),
     "ProxRNNCell of a user's cell": lambda **k: wrapped(LeakyCell(UNITS, **k)),
 }
@@ -243,6 +246,7 @@ LAYERS = {
         training=True,
         rows="together",
         masks="respected",
+        always=True,
     ),
     "ProxGCCA": Layer(
         ProxGCCA,
@@ -257,6 +261,7 @@ LAYERS = {
         TRIPLE,
         (0, 3, 0),
         rows="together",
+        always=True,
     ),
     "ProxGCCA, pairwise": Layer(
         ProxGCCA,
@@ -283,6 +288,7 @@ LAYERS = {
         rows="together",
         masks="respected",
         losses=1,
+        always=True,
     ),
     "CCARegularizer, envelope": Layer(
         CCARegularizer,
@@ -308,14 +314,19 @@ LAYERS = {
         rows="together",
         losses=1,
     ),
-    "Prox l1": _prox(SEQUENCES, lambda: dict(regularizer="l1"), masks="passed", jit=True),
+    "Prox l1": _prox(
+        SEQUENCES, lambda: dict(regularizer="l1"), masks="passed", jit=True, always=True
+    ),
     "Prox group_l2": _prox(
         ROWS,
         lambda: dict(regularizer=Regularizer("group_l2", weight=0.5, group_size=3)),
         jit=True,
     ),
     "Prox simplex along an axis": _prox(
-        SEQUENCES, lambda: dict(constraint=Regularizer("simplex", total=2.0), axis=1), jit=True
+        SEQUENCES,
+        lambda: dict(constraint=Regularizer("simplex", total=2.0), axis=1),
+        jit=True,
+        always=True,
     ),
     "Prox nuclear over the batch": _prox(
         ROWS, lambda: dict(regularizer="nuclear", over="batch"), rows="together"
@@ -332,6 +343,7 @@ LAYERS = {
             regularizer=log_cosh, start=half, tolerance=1e-4, max_iterations=50, monitor="r"
         ),
         masks="passed",
+        always=True,
     ),
     "Prox of a function on a set": _prox(
         ROWS, lambda: dict(regularizer=log_cosh, constraint="simplex", monitor="r")
@@ -342,10 +354,20 @@ LAYERS = {
         (1, 1, 0),
     ),
     "ProxDropout": Layer(
-        ProxDropout, lambda: dict(lam=0.4, num_points=40), SEQUENCES, (0, 1, 0), masks="passed"
+        ProxDropout,
+        lambda: dict(lam=0.4, num_points=40),
+        SEQUENCES,
+        (0, 1, 0),
+        masks="passed",
+        always=True,
     ),
     "ProxKernelFeatures": Layer(
-        ProxKernelFeatures, _kernel(power=-0.5), SEQUENCES, (0, 5, 0), masks="passed"
+        ProxKernelFeatures,
+        _kernel(power=-0.5),
+        SEQUENCES,
+        (0, 5, 0),
+        masks="passed",
+        always=True,
     ),
     "ProxKernelFeatures, solved": Layer(
         ProxKernelFeatures,
@@ -353,7 +375,7 @@ LAYERS = {
         SEQUENCES[:, 0],
         (0, 6, 0),
     ),
-    "ProxLSTM": Layer(ProxLSTM, _gates(), SEQUENCES, (3, 1, 1), jit=True),
+    "ProxLSTM": Layer(ProxLSTM, _gates(), SEQUENCES, (3, 1, 1), jit=True, always=True),
     "ProxLSTM, sequences": Layer(
         ProxLSTM,
         _gates(return_sequences=True, jit_compile=False, solver="cholesky", max_iterations=9),
@@ -396,23 +418,24 @@ LAYERS = {
         jit=True,
     ),
     "ProxGRUCell": _rnn("ProxGRUCell", (3, 1, 1)),
-    "ProxRNNCell of GRUCell": _rnn("ProxRNNCell of GRUCell", (3, 1, 1)),
+    "ProxRNNCell of GRUCell": _rnn("ProxRNNCell of GRUCell", (3, 1, 1), always=True),
     "ProxRNNCell of LSTMCell": _rnn("ProxRNNCell of LSTMCell", (3, 1, 1), empty=False),
     "ProxRNNCell of a user's cell": _rnn("ProxRNNCell of a user's cell", (1, 1, 0)),
 }
-# One layer of each kind, which every contract test runs always; the others run some of them always,
-# and all of them on request.
-FIRST = {
-    "ProxCCA",
-    "ProxGCCA, moving",
-    "CCARegularizer",
-    "Prox group_l2",
-    "Prox of a function",
-    "ProxDropout",
-    "ProxKernelFeatures",
-    "ProxLSTM",
-    "ProxRNNCell of GRUCell",
-}
+
+
+def layers(select=lambda case: True):
+    """Parameters of a contract test: names of the layers that `select` takes."""
+    return [
+        pytest.param(name, marks=[] if case.always else pytest.mark.slow)
+        for name, case in LAYERS.items()
+        if select(case)
+    ]
+
+
+def takes_views(case):
+    """Whether the layer takes a list of arrays."""
+    return isinstance(case.inputs, list)
 
 
 # Objects for the checks of configurations: the layers above, and arguments that no call there has.

@@ -3,10 +3,16 @@
 import gc
 import os
 
-import pytest
-
 # XLA compiles much and runs little here: without optimisation the whole takes a fifth less.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+import pytest
+import tensorflow as tf
+
+# Two logical devices, for the tests of replicas; they cannot be made once TensorFlow has started.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
 
 
 @pytest.fixture(autouse=True, scope="module")

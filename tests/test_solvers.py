@@ -88,15 +88,3 @@ def test_a_bound_on_the_iterations_and_a_tolerance_act():
     layer = ProxCCA(lam=0.5, split=(3, 4), solver=Newton(1e-10, 2, False), dtype="float64")
     with pytest.warns(UserWarning, match="after 2 iterations"):
         layer(x, training=True)
-
-
-def test_configurations_of_the_first_version():
-    new = {"name": "prox", "solver": keras.saving.serialize_keras_object(Newton())}
-    assert solvers.upgrade(new) == new
-    assert solvers.upgrade({"lam": 1.0}) == {"lam": 1.0}
-    old = {"solver": "lbfgs", "tolerance": 1e-6, "max_iterations": 9, "lam": 1.0}
-    upgraded = solvers.upgrade(old | {"jit_solver": True, "solver_device": None})
-    assert solvers.get(upgraded.pop("solver")) == LBFGS(1e-6, 9)
-    assert upgraded == {"lam": 1.0}
-    some = solvers.upgrade({"jit_solver": False})
-    assert solvers.get(some["solver"]) == Newton(jit_compile=False)

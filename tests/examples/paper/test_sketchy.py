@@ -67,15 +67,6 @@ def test_augmentation_crops_and_mirrors_the_rows():
         assert np.ptp(moved, axis=1).max() < 1e-6  # rows stay rows
 
 
-def test_normalized_pixels_and_whole_training_set():
-    pairs = glyphs.glyph_pairs(2, 10)
-    (photos, sketches), labels = next(iter(images.training_batches(pairs, 0, False)))
-    assert photos.shape == (20, 32, 32, 3) and sketches.shape == (20, 32, 32, 1)
-    assert sorted(labels.numpy()) == [0] * 10 + [1] * 10
-    (photos, _), _ = next(iter(images.test_batches(pairs)))
-    np.testing.assert_allclose(photos, pairs.photos / 127.5 - 1.0, atol=1e-6)
-
-
 def test_steps_set_epochs_and_compress_the_schedule():
     options = sketchy.parse("--classes 5 25 --steps 100".split())
     found = sketchy.with_schedule(options, 25, 2000)
@@ -236,13 +227,6 @@ def test_what_is_missing_shows_before_any_training(tmp_path, monkeypatch):
     arguments = ["--data", str(tmp_path), "--classes", "2", "3", "--output", str(tmp_path)]
     with pytest.raises(ValueError, match="it has 2 classes; num_classes=3"):
         sketchy.main(arguments)
-
-
-def test_pickles_need_the_flag(tmp_path):
-    (tmp_path / "sketchy.pkl").write_bytes(b"x")
-    options = sketchy.parse(["--data", str(tmp_path / "sketchy.pkl")])
-    with pytest.raises(ValueError, match="allow_pickle=True"):
-        images.load(2, 0, options)
 
 
 @pytest.mark.slow

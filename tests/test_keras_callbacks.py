@@ -7,19 +7,25 @@ import tensorflow as tf
 
 from proxnet_tf import LambdaSchedule, ProxCCA, linear_lambda
 from proxnet_tf.solvers import Newton
-from tests.helpers.data import shared_views
+from tests.helpers.data import COMPONENTS, SIZES, shared_views
 
-X = shared_views(48, (3, 3), seed=1).astype("float32")
+X = shared_views(48, SIZES, seed=1).astype("float32")
 TARGET = X[:, :1] - X[:, 3:4]
 
 
 def make_model():
     keras.utils.set_random_seed(0)
     layer = ProxCCA(
-        lam=7.0, inference="moving", momentum=0.5, monitor=True, solver=Newton(jit_compile=False)
+        COMPONENTS,
+        lam=7.0,
+        inference="moving",
+        momentum=0.5,
+        monitor=True,
+        split=SIZES,
+        solver=Newton(jit_compile=False),
     )
     model = keras.Sequential(
-        [keras.Input((6,)), keras.layers.Dense(6), layer, keras.layers.Dense(1)]
+        [keras.Input((7,)), keras.layers.Dense(7), layer, keras.layers.Dense(1)]
     )
     model.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=True)
     return model

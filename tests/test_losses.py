@@ -5,9 +5,7 @@ import tensorflow as tf
 
 from proxnet_tf import CCALoss, GCCALoss, cca_loss, gcca_loss
 from tests.helpers import multiview_reference as reference
-from tests.helpers.data import shared_views
-
-SIZES = (3, 4)
+from tests.helpers.data import SIZES, THREE, shared_views
 
 
 def expected_loss(x, k=3, epsilon=1e-4):
@@ -146,8 +144,6 @@ def test_bad_input(call, message):
 
 
 # --- two or more views ---------------------------------------------------------------------------
-
-THREE = (3, 4, 2)
 
 
 def expected_core(x, k, epsilon, sizes=THREE):

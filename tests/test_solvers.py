@@ -8,6 +8,7 @@ import tensorflow as tf
 from proxnet_tf import ProxCCA, ProxGCCA, solvers
 from proxnet_tf.ops.multiview.newton import Settings
 from proxnet_tf.solvers import LBFGS, Newton
+from tests.helpers.data import SIZES, THREE, shared_views
 
 OPTIONS = dict(tolerance=1e-6, max_iterations=7, jit_compile=False, device="CPU:0")
 
@@ -67,7 +68,7 @@ def test_bad_arguments(cls, arguments, message):
 
 def test_a_layer_keeps_its_solver_in_files(tmp_path):
     solver = LBFGS(1e-6, 30, jit_compile=False)
-    inputs = [keras.Input((d,)) for d in (3, 4, 2)]
+    inputs = [keras.Input((width,)) for width in THREE]
     moved = ProxGCCA(4, solver=solver)(inputs)
     model = keras.Model(inputs, ProxCCA(2, solver="lbfgs")(moved[:2]))
     model.save(tmp_path / "model.keras")
@@ -77,14 +78,14 @@ def test_a_layer_keeps_its_solver_in_files(tmp_path):
 
 
 def test_a_bound_on_the_iterations_and_a_tolerance_act():
-    x = tf.constant(np.random.default_rng(0).normal(size=(20, 7)))
+    x = tf.constant(shared_views(20, SIZES))
     iterations = []
     for solver in (Newton(1e-2, jit_compile=False), Newton(1e-10, jit_compile=False)):
-        layer = ProxCCA(lam=0.5, split=(3, 4), solver=solver, dtype="float64")
+        layer = ProxCCA(lam=0.5, split=SIZES, solver=solver, dtype="float64")
         layer(x, training=True)
         assert layer.status["residual"] <= solver.tolerance
         iterations.append(layer.status["iterations"])
     assert iterations[0] < iterations[1]
-    layer = ProxCCA(lam=0.5, split=(3, 4), solver=Newton(1e-10, 2, False), dtype="float64")
+    layer = ProxCCA(lam=0.5, split=SIZES, solver=Newton(1e-10, 2, False), dtype="float64")
     with pytest.warns(UserWarning, match="after 2 iterations"):
         layer(x, training=True)

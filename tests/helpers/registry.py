@@ -44,10 +44,9 @@ from proxnet_tf import (
     prox_of_activation,
 )
 from proxnet_tf.solvers import LBFGS, Newton
-from tests.helpers.data import shared_views
+from tests.helpers.data import COMPONENTS, CORE, SIZES, THREE, shared_views
 
 BATCH, STEPS, FEATURES, UNITS = 4, 4, 3, 3
-SIZES, THREE = (3, 4), (3, 4, 2)
 
 
 def _array(*shape, seed):
@@ -224,7 +223,12 @@ LAYERS = {
     "ProxCCA": Layer(
         ProxCCA,
         lambda: dict(
-            num_components=2, lam=0.5, epsilon=0.01, inference="batch", split=SIZES, **PLAIN
+            num_components=COMPONENTS,
+            lam=0.5,
+            epsilon=0.01,
+            inference="batch",
+            split=SIZES,
+            **PLAIN,
         ),
         PAIR,
         (0, 1, 0),
@@ -232,7 +236,7 @@ LAYERS = {
     ),
     "ProxCCA, moving, sequences": Layer(
         ProxCCA,
-        lambda: dict(lam=0.5, inference="moving", momentum=0.5, **PLAIN),
+        lambda: dict(num_components=COMPONENTS, lam=0.5, inference="moving", momentum=0.5, **PLAIN),
         VIEW_SEQUENCES,
         (0, 3, 0),
         rows="together",
@@ -240,7 +244,7 @@ LAYERS = {
     ),
     "ProxCCA, in training": Layer(
         ProxCCA,
-        lambda: dict(num_components=1, lam=0.5, split=SIZES, nan_is_missing=True, **PLAIN),
+        lambda: dict(num_components=COMPONENTS, lam=0.5, split=SIZES, nan_is_missing=True, **PLAIN),
         PAIR.reshape(3, 4, -1),
         (0, 1, 0),
         training=True,
@@ -250,14 +254,14 @@ LAYERS = {
     ),
     "ProxGCCA": Layer(
         ProxGCCA,
-        lambda: dict(num_components=4, lam=0.5, epsilon=0.1, inference="batch", **PLAIN),
+        lambda: dict(num_components=CORE, lam=0.5, epsilon=0.1, inference="batch", **PLAIN),
         VIEWS,
         (0, 1, 0),
         rows="together",
     ),
     "ProxGCCA, moving": Layer(
         ProxGCCA,
-        lambda: dict(num_components=4, lam=0.5, inference="moving", split=THREE, **PLAIN),
+        lambda: dict(num_components=CORE, lam=0.5, inference="moving", split=THREE, **PLAIN),
         TRIPLE,
         (0, 3, 0),
         rows="together",
@@ -266,7 +270,7 @@ LAYERS = {
     "ProxGCCA, pairwise": Layer(
         ProxGCCA,
         lambda: dict(
-            num_components=4,
+            num_components=CORE,
             lam=0.5,
             inference="moving",
             split=THREE,
@@ -282,7 +286,7 @@ LAYERS = {
     ),
     "CCARegularizer": Layer(
         CCARegularizer,
-        lambda: dict(weight=0.3, num_components=2, epsilon=0.1),
+        lambda: dict(weight=0.3, num_components=COMPONENTS, epsilon=0.1),
         VIEW_SEQUENCES,
         (0, 0, 0),
         rows="together",
@@ -292,7 +296,7 @@ LAYERS = {
     ),
     "CCARegularizer, envelope": Layer(
         CCARegularizer,
-        lambda: dict(weight=0.3, num_components=2, epsilon=0.1, envelope=2.0),
+        lambda: dict(weight=0.3, num_components=COMPONENTS, epsilon=0.1, envelope=2.0),
         VIEW_SEQUENCES,
         (0, 0, 0),
         rows="together",
@@ -303,7 +307,7 @@ LAYERS = {
         GCCARegularizer,
         lambda: dict(
             weight=0.3,
-            num_components=4,
+            num_components=CORE,
             epsilon=0.1,
             split=THREE,
             nan_is_missing=True,

@@ -63,13 +63,6 @@ def test_sets_lam_before_the_batches_and_logs_it():
     assert seen == [0.5, 0.5, 1.0, 1.0, 1.5, 1.5]  # two batches an epoch
 
 
-def test_any_callable():
-    layer = Ridge()
-    history = fit(model_of(layer), LambdaSchedule(lambda epoch: np.float32(2.0**-epoch)))
-    assert history["lam"] == [1.0, 0.5, 0.25]
-    assert float(layer.lam) == 0.25
-
-
 def test_drives_all_layers_in_nested_models():
     layers = [Ridge(), Ridge(), Ridge()]
     inner = keras.Sequential([keras.Input((7,)), layers[0], keras.layers.Dense(7)])

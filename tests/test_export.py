@@ -165,21 +165,6 @@ def test_moving_holds_the_map(exported):
     assert shapes == [(), (9,), (9, 9)]  # lam, mean, map
 
 
-def test_size_does_not_grow_with_the_batch(exported, tmp_path):
-    path, _ = exported("ProxGCCA, moving")
-    model, inputs = prepared("ProxGCCA, moving")
-    many = np.tile(inputs, (400, 1))
-    model(many, training=True)
-    model.export(tmp_path / path.name, verbose=False)
-
-    def size(folder):
-        return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-
-    before = size(path)
-    assert abs(size(tmp_path / path.name) - before) < 0.02 * before  # the names hold numbers
-    assert many.nbytes > 0.2 * before
-
-
 def run_lite(content, inputs):
     interpreter = tf.lite.Interpreter(model_content=content)
     details = sorted(interpreter.get_input_details(), key=lambda d: d["name"])
@@ -223,36 +208,3 @@ def test_lite_loop_over_time_needs_select_operations(exported):
     ]
     converter._experimental_lower_tensor_list_ops = False
     assert b"FlexTensorListReserve" in converter.convert()
-
-
-class Served(tf.Module):
-    """A model as a plain TensorFlow module."""
-
-    def __init__(self, model, inputs):
-        super().__init__()
-        self.model = model
-        metrics = [w for layer in model.layers for m in layer.metrics for w in m.variables]
-        self.parts = [v.value for v in [*model.variables, *metrics]]
-        signature = [tf.TensorSpec([None, *inputs.shape[1:]], tf.float32)]
-        self.serve = tf.function(lambda x: self.model(x), input_signature=signature)
-
-
-@pytest.mark.parametrize("name", ["Prox l1", "ProxCCA"])
-@pytest.mark.parametrize("custom", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_plain_saved_model(name, custom, tmp_path):
-    """Without custom gradients only what is made of plain operations keeps its gradient."""
-    model, inputs = prepared(name)
-    options = tf.saved_model.SaveOptions(experimental_custom_gradients=custom)
-    tf.saved_model.save(Served(model, inputs), str(tmp_path), options=options)
-    loaded, x = tf.saved_model.load(str(tmp_path)), tf.constant(inputs)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        output = loaded.serve(x)
-        total = tf.reduce_sum(tf.sin(output))
-    wanted, (gradient,) = outputs_and_gradients(model, inputs)
-    np.testing.assert_allclose(output, wanted, atol=1e-4)
-    if custom or name == "Prox l1":
-        np.testing.assert_allclose(tape.gradient(total, x), gradient, atol=1e-4)
-    else:
-        with pytest.raises((TypeError, LookupError)):
-            tape.gradient(total, x)

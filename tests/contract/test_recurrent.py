@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from proxnet_tf import ProxGRU, ProxGRUCell, ProxLSTM, ProxLSTMCell, ProxRNNCell
-from tests.helpers.layer_checks import assert_finite, assert_same, policy, randomize
+from tests.helpers.layer_checks import assert_finite, assert_same, randomize
 from tests.helpers.registry import CELLS, SEQUENCES, UNITS, LeakyCell, wrapped
 
 LENGTHS = 1 + np.arange(len(SEQUENCES)) % SEQUENCES.shape[1]
@@ -193,17 +193,6 @@ def test_stateful_continues_where_the_last_batch_ended(name):
 
 
 @pytest.mark.parametrize("name", names())
-def test_stateful_in_16_bits(name):
-    with policy("mixed_float16"):
-        layer = randomize(built(make(name, 1.3, stateful=True)))
-        whole = randomize(built(make(name, 1.3)))(SEQUENCES)
-    layer(SEQUENCES[:, :2])
-    second = layer(SEQUENCES[:, 2:])
-    assert second.dtype == layer.compute_dtype == "float16"
-    np.testing.assert_allclose(second, whole, atol=5e-3)
-
-
-@pytest.mark.parametrize("name", names())
 def test_initial_states_in_a_functional_model(name, tmp_path):
     layer = make(name, 1.3, return_state=True)
     inputs = keras.Input(SEQUENCES.shape[1:])
@@ -240,14 +229,6 @@ def test_bidirectional(name, merge_mode, tmp_path):
     assert len(paths) == len(set(paths)), paths
     model.compile("sgd")  # Keras needs its optimizer here
     model.get_state_tree()
-
-
-def test_bidirectional_without_penalty_is_that_of_keras():
-    mine, theirs = pair("ProxLSTM", return_sequences=True)
-    for merge_mode in ("mul", "ave", None):
-        layers = [keras.layers.Bidirectional(x, merge_mode=merge_mode) for x in (mine, theirs)]
-        found, wanted = (randomize(built(x))(SEQUENCES, mask=HOLES) for x in layers)
-        assert_same(found, wanted)
 
 
 def stacked_cells():

@@ -113,11 +113,6 @@ def test_one_that_fails_does_not_stop_the_others_and_is_run_again(scripts, capsy
     assert "| error | 2 |" in (folder / "report.md").read_text()
 
 
-def test_a_package_of_another_name_costs_nothing(monkeypatch):
-    monkeypatch.setattr(reproduce, "PACKAGES", ("numpy", "tensorflow-of-another-name"))
-    assert list(reproduce.versions()) == ["Python", "numpy"]
-
-
 class Parsed(Exception):
     pass
 

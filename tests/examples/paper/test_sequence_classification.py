@@ -55,15 +55,6 @@ def test_split_and_normalization():
     np.testing.assert_array_equal(train, test)
 
 
-def test_fewer_series_are_some_of_the_more():
-    data = sequences([3, 1, 2] * 8)
-    fitted, held_out = training.split(data, 0)
-    few, held_out_too = training.split(data, 0, count=4)
-    np.testing.assert_array_equal(np.bincount(data.labels[few]), [4, 4])
-    assert set(few) < set(fitted)
-    np.testing.assert_array_equal(held_out, held_out_too)
-
-
 def test_speakers_are_held_out_whole():
     labels = np.repeat(np.arange(3), 120)  # 12 speakers say every digit ten times
     data = sequences([2] * 360)._replace(labels=labels)

@@ -6,8 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from proxnet_tf.layers.multiview.border import Border
+from proxnet_tf.layers.multiview.views import Border
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
+from proxnet_tf.ops.multiview.of_gram import loss_of_gram
 
 
 def cca_loss(
@@ -17,7 +18,6 @@ def cca_loss(
     epsilon: float = 1e-4,
     mask: Any = None,
     synchronized: bool = False,
-    missing: str = "drop",
 ) -> tf.Tensor:
     """Minus the sum of the top canonical correlations of two views.
 
@@ -40,8 +40,6 @@ def cca_loss(
         synchronized: in the replicas of a `tf.distribute` strategy, whether the rows of all
             replicas count together, as on one device; False by default. Every replica then
             returns the same number.
-        missing: "drop" (default) where a row that lacks a view takes no part, "pairwise" where it
-            counts for the pairs of views that it has: see `ProxCCA`.
 
     Returns:
         A scalar in [-k, 0], of the wider dtype of the views, float32 at least.
@@ -63,9 +61,8 @@ def cca_loss(
         num_components,
         epsilon=epsilon,
         synchronized=synchronized,
-        missing=missing,
     )
-    return border.loss([x, y], mask)
+    return _loss(border, [x, y], mask)
 
 
 def gcca_loss(
@@ -74,7 +71,6 @@ def gcca_loss(
     epsilon: float = 1e-4,
     mask: Any = None,
     synchronized: bool = False,
-    missing: str = "drop",
 ) -> tf.Tensor:
     """How far two or more views are from a common core, L = J k - sum_{i<=k} mu_i.
 
@@ -88,7 +84,7 @@ def gcca_loss(
         num_components: k, the width of the core, 1 <= k <= d_1 + .. + d_J.
         epsilon: as for `cca_loss`.
         mask: as for `cca_loss`.
-        synchronized, missing: as for `cca_loss`.
+        synchronized: as for `cca_loss`.
 
     Returns:
         A scalar in [0, J k], of the widest dtype of the views, float32 at least.
@@ -110,9 +106,15 @@ def gcca_loss(
         num_components,
         epsilon=epsilon,
         synchronized=synchronized,
-        missing=missing,
     )
-    return border.loss(inputs, mask)
+    return _loss(border, inputs, mask)
+
+
+def _loss(border: Border, inputs: Any, mask: Any = None, dtype: Any = None) -> tf.Tensor:
+    """L of views, a scalar of the dtype of the rows; see `Border.enter`."""
+    views = border.enter(inputs, mask, dtype)
+    value = loss_of_gram(views.correlation, border.sample(views), border.epsilon)
+    return tf.cast(value, views.rows.dtype)
 
 
 class _CorrelationLoss(keras.losses.Loss):
@@ -129,7 +131,6 @@ class _CorrelationLoss(keras.losses.Loss):
         name: str | None = None,
         *,
         synchronized: bool = False,
-        missing: str = "drop",
         **kwargs: Any,
     ):
         super().__init__(name=name or f"{self._kind.__name__.lower()}_loss", **kwargs)
@@ -141,7 +142,6 @@ class _CorrelationLoss(keras.losses.Loss):
             split=split,
             nan_is_missing=nan_is_missing,
             synchronized=synchronized,
-            missing=missing,
         )
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
@@ -150,7 +150,7 @@ class _CorrelationLoss(keras.losses.Loss):
                 f"{type(self).__name__} is one number for the whole batch and cannot weight its "
                 "rows; leave `sample_weight` and `class_weight` out."
             )
-        value = tf.cast(self.border.loss(y_pred, dtype=self.dtype), self.dtype)
+        value = tf.cast(_loss(self.border, y_pred, dtype=self.dtype), self.dtype)
         # Keras sums the gradients of the replicas, and shows this times their number.
         return value / tf.distribute.get_strategy().num_replicas_in_sync
 
@@ -180,9 +180,6 @@ class CCALoss(_CorrelationLoss):
         name: name of the loss.
         synchronized: under a `tf.distribute` strategy, whether the loss is that of the rows of all
             replicas (as on one device) or, by default, the mean of those of each replica.
-        missing: "drop" (default) where a row that lacks a view takes no part, "pairwise" where it
-            counts for the pairs of views that it has: see `ProxCCA`. For views side by side that
-            are `nan_is_missing`, since a mask of one tensor is a mask of all its views.
         **kwargs: of `keras.losses.Loss`: `dtype`, of the result and, at least float32, of the
             computation (`keras.backend.floatx()` by default).
 
@@ -220,7 +217,7 @@ class GCCALoss(_CorrelationLoss):
     Args:
         num_components: k, the width of the core, 1 <= k <= d_1 + .. + d_J; it must be given.
         split: widths of the views; two halves by default.
-        epsilon, nan_is_missing, name, synchronized, missing, **kwargs: as for `CCALoss`.
+        epsilon, nan_is_missing, name, synchronized, **kwargs: as for `CCALoss`.
 
     Call arguments, returns and restrictions: as for `CCALoss`, with all views side by side.
 

@@ -11,15 +11,8 @@ from proxnet_tf.ops.multiview.newton import Settings
 
 
 @dataclass(frozen=True)
-class MultiviewSolver:
+class MultiviewSolver(Settings):
     """What the solvers of the multiview layers share; see `Newton` for the arguments."""
-
-    tolerance: float = 1e-8
-    max_iterations: int = 200
-    jit_compile: bool | str = "auto"
-    device: str | None = "auto"
-
-    method: ClassVar[str]
 
     def __post_init__(self) -> None:
         if not isinstance(self.jit_compile, bool) and self.jit_compile != "auto":
@@ -34,13 +27,6 @@ class MultiviewSolver:
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)  # the way to write to a frozen dataclass
-
-    @property
-    def settings(self) -> Settings:
-        """The same for the operations on tensors."""
-        return Settings(
-            self.method, self.tolerance, self.max_iterations, self.jit_compile, self.device
-        )
 
     def get_config(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,8 +48,7 @@ class Newton(MultiviewSolver):
     Args:
         tolerance: bound > 0 on the relative residual, of the map ||F|| / ||R|| in equation (4) and
             of the linear system of its gradient.
-        max_iterations: bound >= 1 on the evaluations of the problem. Where two views stay unsolved
-            after 50 or more, a second attempt of as many begins at better column spaces.
+        max_iterations: bound >= 1 on the evaluations of the problem.
         jit_compile: whether XLA compiles the iterations: True, False or "auto" (the default), True
             where TensorFlow was built with XLA. The results are equal up to the tolerance. With
             XLA the first call takes a few seconds longer and every later one is faster.
@@ -121,14 +106,6 @@ class LBFGS(MultiviewSolver):
 
 _BY_NAME: dict[str, type[MultiviewSolver]] = {"newton": Newton, "lbfgs": LBFGS}
 
-# Arguments of the layers in proxnet_tf 0.1.0 and what they are called here.
-_MOVED = {
-    "tolerance": "tolerance",
-    "max_iterations": "max_iterations",
-    "jit_solver": "jit_compile",
-    "solver_device": "device",
-}
-
 
 def get(identifier: Any) -> MultiviewSolver:
     """A solver from a solver, its name ("newton", "lbfgs") or its saved configuration.
@@ -156,41 +133,3 @@ def get(identifier: Any) -> MultiviewSolver:
         "`solver` must be 'newton', 'lbfgs' or one of proxnet_tf.solvers, such as "
         f"Newton(tolerance=1e-6). Received: solver={identifier!r}"
     )
-
-
-def refuse_moved(options: Mapping[str, Any], solver: Any) -> None:
-    """A `ValueError` that says the new way, for an argument that was the layer's in 0.1.0.
-
-    Args:
-        options: the keyword arguments of a layer that its signature does not name.
-        solver: its `solver`.
-    """
-    moved = {_MOVED[name]: value for name, value in options.items() if name in _MOVED}
-    if not moved:
-        return
-    name = type(solver).__name__ if isinstance(solver, MultiviewSolver) else "Newton"
-    name = "LBFGS" if solver == "lbfgs" else name
-    arguments = ", ".join(f"{name}={value!r}" for name, value in moved.items())
-    old = ", ".join(f"`{name}`" for name in options if name in _MOVED)
-    raise ValueError(
-        f"{old}: now an argument of the solver. Pass solver=proxnet_tf.solvers.{name}({arguments})."
-    )
-
-
-def upgrade(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration of a layer, or options for one, with the solver of 0.1.0 as a value.
-
-    Args:
-        config: of 0.1.0, with the arguments of the solver beside the others, or a newer one, which
-            comes back as it is.
-    """
-    old = {new: config[name] for name, new in _MOVED.items() if name in config}
-    config = {name: value for name, value in config.items() if name not in _MOVED}
-    if not old:
-        return config
-    if old.get("jit_compile"):
-        old["jit_compile"] = "auto"  # it meant: where XLA is available
-    if "device" in old and old["device"] is None:
-        del old["device"]
-    solver = _BY_NAME[config.get("solver", "newton")](**old)
-    return {**config, "solver": keras.saving.serialize_keras_object(solver)}

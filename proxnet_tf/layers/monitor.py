@@ -2,6 +2,7 @@
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +13,12 @@ from proxnet_tf.ops.linear.report import Report
 
 Given = Callable[[], dict[str, Any]]
 
+# The monitors that were met in a graph, by the name of their first metric.
+_OWNERS: Any = weakref.WeakKeyDictionary()
+
 
 def check_monitor(value: Any) -> bool | str:
-    """Returns a `monitor` (True, False or a prefix), or raises a `ValueError`.
+    """Returns a `monitor` (True, False, "all" or a prefix), or raises a `ValueError`.
 
     Args:
         value: what came.
@@ -22,7 +26,7 @@ def check_monitor(value: Any) -> bool | str:
     if isinstance(value, bool) or (isinstance(value, str) and value):
         return value
     raise ValueError(
-        "`monitor` must be True, False or a string that metric names start with, such as "
+        "`monitor` must be True, False, 'all' or a string that metric names start with, such as "
         f"'left'. Received: monitor={value!r}"
     )
 
@@ -54,24 +58,31 @@ class Worst(keras.metrics.Metric):
 class Monitor:
     """What a layer tells about its solves, forward and backward.
 
-    With `monitor=True` the layer has the metrics
+    With `monitor=True` the layer has the metric
+
+    | name | over the epoch |
+    | --- | --- |
+    | `unsolved` | the share of problems that did not reach the tolerance, maps and gradients |
+
+    and those in `extra`, means over the rows of the epoch's batches. `monitor="all"` adds
 
     | name | over the epoch |
     | --- | --- |
     | `residual` | the worst relative residual of the map |
-    | `unsolved` | the share of problems that did not reach the tolerance |
     | `iterations` | the mean number of iterations |
     | `backward_residual` | the worst relative residual of the gradient's linear systems |
-    | `backward_unsolved` | the share of them that did not reach the tolerance |
 
-    and those in `extra`, means over the epoch's batches. With a string as `monitor` the names start
-    with it, `left_residual` for "left", so that several monitored layers fit into one model.
-    Without monitoring the layer warns once when it meets an unsolved problem in eager mode.
+    With another string as `monitor` the names of `monitor=True` start with it, `left_unsolved` for
+    "left", so that several monitored layers fit into one model. Without monitoring the layer warns
+    once when it meets an unsolved problem in eager mode.
 
     Args:
         layer: the layer; its metrics become the layer's.
-        monitor: True, False or a prefix.
+        monitor: True, False, "all" or a prefix.
         extra: names of further metrics.
+
+    Raises:
+        ValueError: in the first step of a model, two layers with metrics of one name.
     """
 
     def __init__(self, layer: keras.layers.Layer, monitor: bool | str, extra: Sequence[str] = ()):
@@ -81,15 +92,14 @@ class Monitor:
         self.metrics: dict[str, keras.metrics.Metric] = {}
         if monitor is False:
             return
-        prefix = f"{monitor}_" if isinstance(monitor, str) else ""
-        kinds: dict[str, Any] = {
-            "residual": Worst,
-            "unsolved": keras.metrics.Mean,
-            "iterations": keras.metrics.Mean,
-            "backward_residual": Worst,
-            "backward_unsolved": keras.metrics.Mean,
-            **dict.fromkeys(extra, keras.metrics.Mean),
-        }
+        prefix = f"{monitor}_" if isinstance(monitor, str) and monitor != "all" else ""
+        kinds: dict[str, Any] = dict.fromkeys(("unsolved", *extra), keras.metrics.Mean)
+        if monitor == "all":
+            kinds |= {
+                "residual": Worst,
+                "iterations": keras.metrics.Mean,
+                "backward_residual": Worst,
+            }
         with keras.name_scope(layer.name):  # paths of their own, for two layers of one model
             self.metrics = {name: kind(name=prefix + name) for name, kind in kinds.items()}
         for metric in self.metrics.values():
@@ -113,6 +123,7 @@ class Monitor:
                 finite there.
         """
         self._look("", report, valid, given)
+        self._check_alone()
         self._update("residual", report.residual)
         self._update("unsolved", tf.cast(~report.converged, tf.float32), valid)
         self._update("iterations", tf.cast(report.iterations, tf.float32))
@@ -132,23 +143,22 @@ class Monitor:
         # While Keras builds a model under a strategy's scope there is no replica to count for.
         if not self.metrics or not training or tf.distribute.in_cross_replica_context():
             return self._look_backward
-        worst: Any = self.metrics["backward_residual"]
-        share: Any = self.metrics["backward_unsolved"]
-        slots = worst.slots
-        handles = [_captured(v) for v in (worst.worst, share.total, share.count)]
+        share: Any = self.metrics["unsolved"]
+        total, count = (_captured(v) for v in (share.total, share.count))
+        worst: Any = self.metrics.get("backward_residual")
+        largest = None if worst is None else _captured(worst.worst)
 
         def observe(report: Report, valid: tf.Tensor | None = None) -> list[Any]:
             self._look_backward(report, valid)
-            old = tf.raw_ops.ReadVariableOp(resource=handles[0], dtype=tf.float32)
-            new = _worst_of(tf.reshape(old, [slots]), report.residual)
             unsolved = tf.cast(~report.converged, tf.float32)
             weight = tf.ones_like(unsolved) if valid is None else tf.cast(valid, tf.float32)
-            total, count = tf.reduce_sum(weight * unsolved), tf.reduce_sum(weight)
-            return [
-                tf.raw_ops.AssignVariableOp(resource=handles[0], value=new),
-                tf.raw_ops.AssignAddVariableOp(resource=handles[1], value=total),
-                tf.raw_ops.AssignAddVariableOp(resource=handles[2], value=count),
-            ]
+            added = (total, tf.reduce_sum(weight * unsolved)), (count, tf.reduce_sum(weight))
+            operations = [tf.raw_ops.AssignAddVariableOp(resource=a, value=b) for a, b in added]
+            if largest is not None:
+                old = tf.raw_ops.ReadVariableOp(resource=largest, dtype=tf.float32)
+                new = _worst_of(tf.reshape(old, [worst.slots]), report.residual)
+                operations.append(tf.raw_ops.AssignVariableOp(resource=largest, value=new))
+            return operations
 
         return observe
 
@@ -156,9 +166,28 @@ class Monitor:
         self._look("backward_", report, valid)
         return []
 
-    def watch(self, name: str, value: tf.Tensor) -> None:
-        """Takes a value of one of the metrics in `extra` in."""
-        self._update(name, value)
+    def watch(self, name: str, value: tf.Tensor, count: tf.Tensor) -> None:
+        """Takes a value of one of the metrics in `extra` in, a correlation of `count` rows.
+
+        A batch of fewer than two rows has no correlation and does not count.
+        """
+        self._update(name, value, tf.where(count > 1, count, tf.zeros_like(count)))
+
+    def _check_alone(self) -> None:
+        """Raises a `ValueError` where another layer in this graph has metrics of these names."""
+        graph = tf.compat.v1.get_default_graph()
+        if not self.metrics or tf.executing_eagerly():
+            return
+        while getattr(graph, "outer_graph", None) is not None:
+            graph = graph.outer_graph
+        name = self.metrics["unsolved"].name
+        other = _OWNERS.setdefault(graph, {}).setdefault(name, self)
+        if other is not self:
+            raise ValueError(
+                f"The layers {other.owner!r} and {self.owner!r} report metrics of the same names, "
+                f"such as {name!r}. Give them prefixes: monitor='left' for one and "
+                "monitor='right' for the other."
+            )
 
     @property
     def status(self) -> dict[str, float]:

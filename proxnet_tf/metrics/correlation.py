@@ -1,5 +1,6 @@
 """Canonical correlation over a whole epoch."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,18 +8,10 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import at_least_float32
-from proxnet_tf.layers.multiview.border import Border
-from proxnet_tf.layers.multiview.views import Views
-from proxnet_tf.ops.multiview.correlation import CCA
-from proxnet_tf.ops.multiview.moments import column_rounding
-from proxnet_tf.ops.multiview.pairwise import (
-    PairSums,
-    gram_of_pairs,
-    moments_of_pairs,
-    pair_sums,
-    pairs_together,
-)
-from proxnet_tf.ops.multiview.prox import correlations
+from proxnet_tf.layers.multiview.views import Border
+from proxnet_tf.ops.multiview.correlation import CCA, Correlation
+from proxnet_tf.ops.multiview.gram import EXACT_RANK, Sample, column_rounding
+from proxnet_tf.ops.multiview.of_gram import correlations_of_gram
 
 _Moments = tuple[tf.Tensor, ...]
 
@@ -42,8 +35,6 @@ class CanonicalCorrelation(keras.metrics.Metric):
         split: (d1, d2); halves by default.
         name: name of the metric.
         nan_is_missing: whether a NaN marks its view as missing in that row; False by default.
-        missing: "drop" (default) where a row that lacks a view takes no part, "pairwise" where it
-            counts for the views that it has: see `ProxCCA`.
         **kwargs: of `keras.metrics.Metric`: `dtype` of the result.
 
     Call arguments (`update_state`):
@@ -76,7 +67,6 @@ class CanonicalCorrelation(keras.metrics.Metric):
         name: str = "canonical_correlation",
         *,
         nan_is_missing: bool = False,
-        missing: str = "drop",
         **kwargs: Any,
     ):
         super().__init__(name=name, **kwargs)
@@ -87,75 +77,50 @@ class CanonicalCorrelation(keras.metrics.Metric):
             epsilon=epsilon,
             split=split,
             nan_is_missing=nan_is_missing,
-            missing=missing,
         )
-
-    def _build(self, width: int) -> None:
-        # Over replicas Keras adds the states up: a slot for each makes the sum a concatenation.
-        slots = tf.distribute.get_strategy().num_replicas_in_sync
-        shapes: dict[str, tuple[int, ...]] = dict(count=(), mean=(width,), comoment=(width, width))
-        if self.border.missing == "pairwise":
-            shapes = dict(total=(), count=(2, 2), mean=(2, width), comoment=(width, width))
-        options = dict(initializer="zeros", dtype="float64")
-        self._states = tuple(
-            self.add_variable(shape=(slots, *shape), name=name, **options)
-            for name, shape in shapes.items()
-        )
-        *_, self.count, self.mean, self.comoment = self._states
+        self.correlation: Correlation | None = None  # of which widths, once rows were seen
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds the rows of a batch."""
-        views = self.border.enter(y_pred, dtype="float64")
-        if self.border.fixed is None:
-            self.border.fixed = views.correlation
-            dtypes = [at_least_float32(x.dtype) for x in views.parts]
-            self._dtype_of_rows = min(dtypes, key=lambda dtype: dtype.size)
-            self._build(views.correlation.width)
-        batch = self._moments(views, views.weights(sample_weight))
-        replica = tf.distribute.get_replica_context()
-        slots = self._states[0].shape[0]
-        index = replica.replica_id_in_sync_group if replica and slots > 1 else 0
-        before = [tf.convert_to_tensor(state) for state in self._states]
-        moments = self._together(tuple(x[index] for x in before), batch)
-        for state, old, new in zip(self._states, before, moments, strict=True):
-            mine = tf.reshape(tf.range(slots) == index, [-1] + [1] * (len(old.shape) - 1))
-            state.assign(tf.where(mine, new, old))
-
-    def _moments(self, views: Views, weight: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """What the states hold, of one batch."""
-        if self.border.missing == "pairwise":
-            present = tf.repeat(views.takes_part, 2, 1) if views.present is None else views.present
-            return pair_sums(views.correlation, views.rows, present, weight)
+        views = self.border.enter(y_pred, dtype="float64", built=self.correlation)
+        if self.correlation is None:
+            self._build(views.correlation, [x.dtype for x in views.parts])
+        weight = views.weights(sample_weight)
         rows = tf.where(weight > 0, views.rows, tf.zeros_like(views.rows))
         count = tf.reduce_sum(weight)
         mean = tf.math.divide_no_nan(tf.reduce_sum(weight * rows, 0), count)
         centred = tf.where(weight > 0, rows - mean, tf.zeros_like(rows))
-        return count, mean, tf.matmul(centred, weight * centred, transpose_a=True)
+        batch = count, mean, tf.matmul(centred, weight * centred, transpose_a=True)
+        # Over replicas Keras adds the states up: a slot for each makes the sum a concatenation.
+        replica = tf.distribute.get_replica_context()
+        slots = self.count.shape[0]
+        index = replica.replica_id_in_sync_group if replica and slots > 1 else 0
+        states = self.count, self.mean, self.comoment
+        before = [tf.convert_to_tensor(state) for state in states]
+        moments = _together(tuple(x[index] for x in before), batch)
+        for state, old, new in zip(states, before, moments, strict=True):
+            mine = tf.reshape(tf.range(slots) == index, [-1] + [1] * (len(old.shape) - 1))
+            state.assign(tf.where(mine, new, old))
 
-    def _together(self, first: _Moments, second: _Moments) -> _Moments:
-        """What the states hold, of two samples together."""
-        if self.border.missing == "pairwise":
-            correlation: Any = self.border.fixed
-            return pairs_together(correlation, PairSums(*first), PairSums(*second))
-        return _together(first, second)
+    def _build(self, correlation: Correlation, dtypes: list[Any]) -> None:
+        self.correlation = correlation
+        self._dtype_of_rows = min(map(at_least_float32, dtypes), key=lambda dtype: dtype.size)
+        slots, width = tf.distribute.get_strategy().num_replicas_in_sync, correlation.width
+        options = dict(initializer="zeros", dtype="float64")
+        self.count = self.add_variable(shape=(slots,), name="count", **options)
+        self.mean = self.add_variable(shape=(slots, width), name="mean", **options)
+        self.comoment = self.add_variable(shape=(slots, width, width), name="comoment", **options)
 
     def correlations(self) -> tf.Tensor:
         """The k canonical correlations so far, `[k]`, descending, float64."""
-        if self.border.fixed is None:
+        if self.correlation is None:
             return tf.zeros([self.border.num_components or 0], tf.float64)
-        slots = [tf.unstack(tf.convert_to_tensor(state)) for state in self._states]
-        first, *others = zip(*slots, strict=True)
-        for other in others:
-            first = self._together(first, other)
-        correlation: Any = self.border.fixed
-        if self.border.missing == "pairwise":
-            sums = PairSums(*first)
-            gram = gram_of_pairs(correlation, sums)
-            sample = moments_of_pairs(correlation, sums, gram, self._dtype_of_rows).sample
-            return correlations(correlation, self.border.epsilon, *sample)
-        count, mean, comoment = first
-        rounding = column_rounding(comoment, count, mean, self._dtype_of_rows)
-        return correlations(correlation, self.border.epsilon, comoment, count, rounding)
+        states = (tf.convert_to_tensor(x) for x in (self.count, self.mean, self.comoment))
+        slots = zip(*map(tf.unstack, states), strict=True)
+        count, mean, comoment = functools.reduce(_together, slots)
+        rounding = column_rounding(count, mean, comoment, self._dtype_of_rows)
+        sample = Sample(count, mean, comoment, tf.maximum(rounding, EXACT_RANK))
+        return correlations_of_gram(self.correlation, sample, self.border.epsilon)
 
     def result(self) -> tf.Tensor:
         """Their sum, a scalar."""

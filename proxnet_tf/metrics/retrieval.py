@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import check_choice, check_integer
-from proxnet_tf.layers.multiview.border import Border
+from proxnet_tf.layers.multiview.views import Border
 from proxnet_tf.metrics import ranks
 from proxnet_tf.ops.multiview.correlation import GCCA
 

@@ -8,10 +8,11 @@ import keras
 import tensorflow as tf
 
 from proxnet_tf.checks import at_least_float32, check_integer
-from proxnet_tf.layers.multiview.border import Border
+from proxnet_tf.layers.multiview.views import Border
 from proxnet_tf.models.base import MultiviewModel, mask_of, with_mask
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA
-from proxnet_tf.ops.multiview.prox import canonical_vectors, gram_of
+from proxnet_tf.ops.multiview.gram import gram_of
+from proxnet_tf.ops.multiview.of_gram import canonical_vectors
 
 
 class Projection(keras.layers.Layer):
@@ -154,7 +155,7 @@ class ProjectingModel(MultiviewModel):
         rows, valid = codes.predict(x, **{"verbose": 0, **predict_arguments})
         sample = gram_of(tf.constant(rows), tf.constant(valid))
         sizes = tuple(projection.mean.shape[0] for projection in self.projections)
-        correlations, vectors = canonical_vectors(kind(sizes, k), self.epsilon, sample)
+        correlations, vectors = canonical_vectors(kind(sizes, k), sample, self.epsilon)
         count = int(sample.count)
         if count < 2 or not bool(tf.reduce_all(tf.math.is_finite(vectors))):
             what = "codes that are not finite" if count >= 2 else f"{count} of {len(rows)} rows"

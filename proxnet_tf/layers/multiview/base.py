@@ -3,8 +3,10 @@
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from proxnet_tf.layers.multiview.border import Border
+from proxnet_tf.layers.multiview.views import Border, Views
+from proxnet_tf.ops.multiview.correlation import Correlation
 
 
 class MultiviewLayer(keras.layers.Layer):
@@ -18,6 +20,7 @@ class MultiviewLayer(keras.layers.Layer):
     def __init__(self, border: Border, **kwargs: Any):
         super().__init__(**kwargs)
         self.border = border
+        self.correlation: Correlation | None = None  # of which widths, once built
         self.supports_masking = True
         self.supports_jit = False  # eigh and svd have no good XLA kernels
 
@@ -46,11 +49,6 @@ class MultiviewLayer(keras.layers.Layer):
         """Whether the rows of all replicas count together."""
         return self.border.synchronized
 
-    @property
-    def missing(self) -> str:
-        """What becomes of rows that lack a view."""
-        return self.border.missing
-
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         for x in keras.tree.flatten(args):
             if "float" in str(getattr(x, "dtype", "")):  # neither `training` nor a mask
@@ -67,15 +65,34 @@ class MultiviewLayer(keras.layers.Layer):
         return super().__call__(inputs, *args, **kwargs)
 
     def build(self, input_shape: Any) -> None:
-        self.border.correlation_of(input_shape)
+        self.correlation = self.border.correlation_of(input_shape)
         self.built = True
 
+    def enter(self, inputs: Any, mask: Any) -> Views:
+        """The views inside, of the widths that the layer was built for."""
+        return self.border.enter(inputs, mask, self.compute_dtype, built=self.correlation)
+
     def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        self.border.check(inputs)  # Keras does not run `call` on symbolic inputs
+        self.border.check(inputs, self.correlation)  # Keras does not run `call` on symbolic inputs
         return super().compute_output_spec(inputs, *args, **kwargs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
+
+    @property
+    def _losses(self) -> list[Any]:
+        """What `add_loss` was given, where Keras keeps it: here a list for each replica.
+
+        The replicas of a strategy share the layer and take turns inside `call` when they exchange
+        sums. With one list, one replica would find or clear the loss of another.
+        """
+        replica = tf.distribute.get_replica_context()
+        index = tf.get_static_value(replica.replica_id_in_sync_group) if replica else 0
+        return self.__dict__.setdefault("_losses_of_replicas", {}).setdefault(int(index or 0), [])
+
+    @_losses.setter
+    def _losses(self, losses: list[Any]) -> None:
+        self._losses[:] = losses
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **self.border.get_config()}

@@ -10,8 +10,9 @@ from proxnet_tf import solvers
 from proxnet_tf.checks import check_number
 from proxnet_tf.layers.monitor import Monitor
 from proxnet_tf.layers.multiview.base import MultiviewLayer
-from proxnet_tf.layers.multiview.border import Border
+from proxnet_tf.layers.multiview.views import Border
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
+from proxnet_tf.ops.multiview.of_gram import envelope_of_gram, loss_of_gram
 
 
 class _Penalty(MultiviewLayer):
@@ -30,7 +31,6 @@ class _Penalty(MultiviewLayer):
         split: Sequence[int] | None = None,
         nan_is_missing: bool = False,
         synchronized: bool = False,
-        missing: str = "drop",
         **kwargs: Any,
     ):
         border = Border(
@@ -41,7 +41,6 @@ class _Penalty(MultiviewLayer):
             split=split,
             nan_is_missing=nan_is_missing,
             synchronized=synchronized,
-            missing=missing,
         )
         super().__init__(border, **kwargs)
         self.weight = check_number("weight", weight, at_least=0.0)
@@ -52,32 +51,17 @@ class _Penalty(MultiviewLayer):
         self._monitor = Monitor(self, False)
 
     def call(self, inputs: Any, mask: Any = None) -> Any:
-        self.add_loss(self.weight * self._value(inputs, mask))
-        return inputs
-
-    def _value(self, inputs: Any, mask: Any) -> tf.Tensor:
+        views = self.enter(inputs, mask)
+        sample = self.border.sample(views)
         if self.envelope is None:
-            return self.border.loss(inputs, mask, self.compute_dtype)
-        found = self.border.envelope(
-            inputs, mask, self.compute_dtype, self.envelope, self.solver.settings
-        )
-        self._monitor.forward(found.report)
-        return found.value
-
-    @property
-    def _losses(self) -> list[Any]:
-        """What `add_loss` was given, where Keras keeps it: here a list for each replica.
-
-        The replicas of a strategy share the layer and take turns inside `call` when they exchange
-        sums. With one list, one replica would find or clear the loss of another.
-        """
-        replica = tf.distribute.get_replica_context()
-        index = tf.get_static_value(replica.replica_id_in_sync_group) if replica else 0
-        return self.__dict__.setdefault("_losses_of_replicas", {}).setdefault(int(index or 0), [])
-
-    @_losses.setter
-    def _losses(self, losses: list[Any]) -> None:
-        self._losses[:] = losses
+            value = loss_of_gram(views.correlation, sample, self.epsilon)
+        else:
+            value, report = envelope_of_gram(
+                views.correlation, sample, self.envelope, self.epsilon, self.solver
+            )
+            self._monitor.forward(report)
+        self.add_loss(self.weight * tf.cast(value, views.rows.dtype))
+        return inputs
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -115,9 +99,6 @@ class CCARegularizer(_Penalty):
         nan_is_missing: as for `ProxCCA`.
         synchronized: under a `tf.distribute` strategy, whether the correlation is that of the rows
             of all replicas (as on one device) or, by default, of each replica by itself.
-        missing: "drop" (default) where a row that lacks a view takes no part, "pairwise" where it
-            counts for the pairs of views that it has; see `ProxCCA`. The envelope is then the
-            value of the problem in D x D with those moments, and its gradient that of this value.
         **kwargs: of `keras.layers.Layer`.
 
     Call arguments:
@@ -153,7 +134,7 @@ class GCCARegularizer(_Penalty):
         weight, envelope, solver: as for `CCARegularizer`.
         num_components: k, the width of the core, 1 <= k <= d_1 + .. + d_J; it must be given.
         split: widths of the views when they come side by side; two halves by default.
-        epsilon, nan_is_missing, synchronized, missing, **kwargs: as for `CCARegularizer`.
+        epsilon, nan_is_missing, synchronized, **kwargs: as for `CCARegularizer`.
 
     Call arguments and output: as for `CCARegularizer`, with any number of views >= 2.
 

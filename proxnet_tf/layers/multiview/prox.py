@@ -1,5 +1,6 @@
 """Proximal layers for views of the same thing: ProxCCA and ProxGCCA."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,15 +15,19 @@ from proxnet_tf.checks import (
     check_choice,
     check_number,
     lam_of,
-    nan_without,
 )
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.layers.multiview.base import MultiviewLayer
-from proxnet_tf.layers.multiview.border import Border
-from proxnet_tf.layers.multiview.views import Views
+from proxnet_tf.layers.multiview.views import Border, Views
+from proxnet_tf.ops.linear.report import Report
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
-from proxnet_tf.ops.multiview.incomplete import moved_by, pairwise_gram, pairwise_prox
-from proxnet_tf.ops.multiview.prox import correlations, gram_of, multiview_prox
+from proxnet_tf.ops.multiview.gram import Sample, masked
+from proxnet_tf.ops.multiview.of_gram import (
+    Map,
+    by_finite_difference,
+    correlations_of_gram,
+    map_of_gram,
+)
 
 
 class _MultiviewProx(HasLam, MultiviewLayer):
@@ -35,6 +40,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         num_components: int | None = None,
         *,
         lam: float = 1.0,
+        weight: float = 0.0,
         epsilon: float = 1e-4,
         solver: str | solvers.MultiviewSolver = "newton",
         gradient: str = "implicit",
@@ -44,10 +50,8 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         split: Sequence[int] | None = None,
         nan_is_missing: bool = False,
         synchronized: bool = False,
-        missing: str = "drop",
         **kwargs: Any,
     ):
-        solvers.refuse_moved(kwargs, solver)
         border = Border(
             type(self).__name__,
             self._kind,
@@ -56,29 +60,29 @@ class _MultiviewProx(HasLam, MultiviewLayer):
             split=split,
             nan_is_missing=nan_is_missing,
             synchronized=synchronized,
-            missing=missing,
         )
         super().__init__(border, **kwargs)
         self.initial_lam = check_number("lam", lam, above=0.0)
+        self.weight = check_number("weight", weight, at_least=0.0)
         self.solver = solvers.get(solver)
         self.gradient = check_choice("gradient", gradient, ("implicit", "finite_difference"))
-        for given, option in ((synchronized, "synchronized=True"), (missing, "missing='pairwise'")):
-            if given in (True, "pairwise") and gradient != "implicit":
-                raise ValueError(
-                    f"`{option}` needs gradient='implicit'. Received: gradient={gradient!r}"
-                )
+        if synchronized and gradient != "implicit":
+            raise ValueError(
+                f"`synchronized=True` needs gradient='implicit'. Received: gradient={gradient!r}"
+            )
         self.inference = check_choice("inference", inference, ("identity", "batch", "moving"))
         self.momentum = check_number("momentum", momentum, at_least=0.0)
         if self.momentum >= 1.0:
             raise ValueError(f"`momentum` must be in [0, 1). Received: momentum={momentum!r}")
         self.monitor = check_monitor(monitor)
         self.lam = add_lam(self, self.initial_lam)
-        self._monitor = Monitor(self, self.monitor, ("correlation_before", "correlation"))
+        watched = ["correlation_before", "correlation", *(["envelope"] if self.weight else [])]
+        self._monitor = Monitor(self, self.monitor, watched)
 
     def build(self, input_shape: Any) -> None:
-        self.border.fixed = self.border.correlation_of(input_shape)
-        width = self.border.fixed.width
+        super().build(input_shape)
         if self.inference == "moving":
+            width = self.border.correlation_of(input_shape).width
             options = dict(
                 trainable=False,
                 dtype=at_least_float32(self.variable_dtype).name,
@@ -94,104 +98,108 @@ class _MultiviewProx(HasLam, MultiviewLayer):
                 initializer=keras.initializers.Identity(),
                 **options,
             )
-            if self.missing == "pairwise":
-                self.moving_regression = self.add_weight(
-                    name="moving_regression", shape=(width, width), initializer="zeros", **options
-                )
-        self.built = True
+            self.moving_count = self.add_weight(
+                name="moving_count", shape=(), initializer="zeros", **options
+            )
 
     def call(self, inputs: Any, training: bool = False, mask: Any = None) -> Any:
-        views = self.border.enter(inputs, mask, self.compute_dtype)
+        views = self.enter(inputs, mask)
         frozen = self.inference == "moving" and not self.trainable
         if self.inference == "batch" or (training and not frozen):
             output = self._solve(views, training)
         else:
             output = self._apply_moving(views) if self.inference == "moving" else views.rows
-            self._watch(views, output)
+            if self._monitor:
+                self._watch(views, output)
         return views.leave(output, self.compute_dtype)
 
     def _solve(self, views: Views, training: bool) -> tf.Tensor:
-        lam = lam_of(self, tf.float64)
-        moving = training and self.inference == "moving"
-        present = views.present
-        if present is None and moving and self.missing == "pairwise":  # for the regression
-            present = tf.repeat(views.takes_part, len(views.correlation.sizes), axis=1)
-        options: dict[str, Any] = dict(
-            settings=self.solver.settings,
-            all_reduce=self.border.all_reduce,
-            observer=self._monitor.backward(training),
+        lam, sample = lam_of(self, tf.float64), self.border.sample(views)
+        solve = functools.partial(
+            map_of_gram,
+            views.correlation,
+            lam=lam,
+            epsilon=self.epsilon,
+            settings=self.solver,
+            dtype=views.rows.dtype,
         )
-        arguments = views.rows, lam, views.correlation, self.border.epsilon
-        found: Any
-        if present is None:
-            found = multiview_prox(*arguments, valid=views.valid, gradient=self.gradient, **options)
-        else:
-            found = pairwise_prox(*arguments, present, **options)
-        if moving:
-            self._move(views, present, lam, found)
+        observer = self._monitor.backward(training)
+        found = solve(sample, observer=observer)
+        output = _moved(views, sample, found)
+        if self.gradient == "finite_difference":
+
+            def prox(rows: tf.Tensor) -> tuple[tf.Tensor, Report]:
+                changed = views._replace(rows=rows)
+                sample = self.border.sample(changed)
+                found = solve(sample)
+                return _moved(changed, sample, found), found.report
+
+            output = by_finite_difference(output, prox, views.rows, views.valid, observer)
+        if training:
+            if self.weight:
+                self.add_loss(self.weight * tf.cast(found.envelope, views.rows.dtype))
+                self._monitor.watch("envelope", found.envelope, sample.count)
+            if self.inference == "moving":
+                self._move(sample, found)
 
         def given() -> dict[str, Any]:
-            rows = views.known[views.takes_part[:, 0]]
-            squares = tf.reduce_sum(rows**2, 0)
-            return {"the input": rows, "lam": lam, "the sums of squares of the input": squares}
+            rows = masked(views.valid, views.rows)
+            return {
+                "the input": rows,
+                "lam": lam,
+                "the sums of squares of the input": tf.reduce_sum(rows**2, 0),
+            }
 
         self._monitor.forward(found.report, None, given)
-        self._monitor.watch("correlation_before", found.correlation_before)
-        self._monitor.watch("correlation", found.correlation_after)
-        return nan_without(lam, found.output)
+        self._monitor.watch("correlation_before", found.correlation_before, sample.count)
+        self._monitor.watch("correlation", found.correlation_after, sample.count)
+        return output
 
-    def _move(self, views: Views, present: tf.Tensor | None, lam: tf.Tensor, found: Any) -> None:
-        """Moves the mean and the linear maps towards those of a batch, unless it has no rows.
+    def _move(self, sample: Sample, found: Map) -> None:
+        """Moves the mean and the linear map towards those of a batch that has two rows or more.
 
-        With missing="pairwise" a batch counts in which every view has a row. Over replicas the
-        weights become the mean of what each of them assigns. One without rows keeps the old value,
-        and the others go so much further that it does not count.
+        The t-th batch counts 1/t as long as that is more than 1 - momentum, so that they begin as
+        the mean over the batches. Over replicas the weights become the mean of what each of them
+        assigns. One without rows keeps the old value, and the others go so much further that it
+        does not count.
         """
-        there = views.takes_part if present is None else present
-        number = tf.reduce_sum(tf.cast(there, tf.float32), 0)
-        rows = tf.reduce_min(self.border.all_reduce(number)[0])
+        dtype = self.moving_map.dtype
+        mean, step = tf.cast(sample.mean, dtype), tf.cast(found.step, dtype)
+        finite = tf.reduce_all(tf.math.is_finite(mean)) & tf.reduce_all(tf.math.is_finite(step))
+        usable = tf.cast(finite & (sample.count > 1.0), dtype)
         replica = tf.distribute.get_replica_context()
-        eye = tf.eye(views.correlation.width, dtype=found.map.dtype)
-        values = [(self.moving_mean, found.mean), (self.moving_map, found.map + eye)]
-        if present is not None:
-            values.append((self.moving_regression, found.regression))
-        for weight, value in values:
-            value = tf.cast(nan_without(lam, value), weight.dtype)
-            usable = (rows > 0) & tf.reduce_all(tf.math.is_finite(value))
-            moved = self.momentum * weight + (1.0 - self.momentum) * value
-            if replica is not None and replica.num_replicas_in_sync > 1:
-                count = tf.cast(usable, weight.dtype)
-                count = replica.all_reduce(tf.distribute.ReduceOp.SUM, count)
-                further = replica.num_replicas_in_sync / tf.maximum(count, 1.0)
-                moved = weight + further * (moved - weight)
-            weight.assign(tf.where(usable, moved, weight))
+        replicas, together = 1, usable
+        if replica is not None and replica.num_replicas_in_sync > 1:
+            replicas = replica.num_replicas_in_sync
+            together = replica.all_reduce(tf.distribute.ReduceOp.SUM, usable)
+        seen = self.moving_count + tf.minimum(together, 1.0)
+        rate = tf.maximum(1.0 / tf.maximum(seen, 1.0), 1.0 - self.momentum)
+        rate *= replicas / tf.maximum(together, 1.0)
+        linear = step + tf.eye(step.shape[0], dtype=dtype)
+        for weight, value in ((self.moving_mean, mean), (self.moving_map, linear)):
+            moved = weight + rate * (value - weight)
+            weight.assign(tf.where(usable > 0, moved, weight))
+        self.moving_count.assign(seen)
 
     def _apply_moving(self, views: Views) -> tf.Tensor:
         rows = views.rows
         mean = tf.cast(self.moving_mean, rows.dtype)
-        matrix = tf.cast(self.moving_map, rows.dtype)
-        if views.present is not None:
-            step = matrix - tf.eye(views.correlation.width, dtype=rows.dtype)
-            into = tf.cast(self.moving_regression, rows.dtype)
-            moved = moved_by(views.correlation, rows, views.present, mean, step, into)
-            return tf.where(views.entries, rows + moved, rows)
-        moved = mean + tf.matmul(rows - mean, matrix)
+        moved = mean + tf.matmul(rows - mean, tf.cast(self.moving_map, rows.dtype))
         return moved if views.valid is None else tf.where(views.valid, moved, rows)
 
     def _watch(self, views: Views, output: tf.Tensor) -> None:
-        if self._monitor:
-            before = self._correlation(views, views.rows)
-            after = before if output is views.rows else self._correlation(views, output)
-            self._monitor.watch("correlation_before", before)
-            self._monitor.watch("correlation", after)
+        before, count = self._correlation(views)
+        after = before
+        if output is not views.rows:
+            after, _ = self._correlation(views._replace(rows=output))
+        self._monitor.watch("correlation_before", before, count)
+        self._monitor.watch("correlation", after, count)
 
-    def _correlation(self, views: Views, rows: tf.Tensor) -> tf.Tensor:
-        rows, reduced = tf.stop_gradient(rows), self.border.all_reduce
-        if views.present is None:
-            gram = gram_of(rows, views.valid, reduced)
-        else:
-            gram = pairwise_gram(rows, views.present, views.correlation, reduced)
-        return tf.reduce_sum(correlations(views.correlation, self.border.epsilon, *gram))
+    def _correlation(self, views: Views) -> tuple[tf.Tensor, tf.Tensor]:
+        """The sum of the top k correlations, and the number of rows."""
+        sample = self.border.sample(views)
+        values = correlations_of_gram(views.correlation, sample, self.epsilon)
+        return tf.reduce_sum(values), sample.count
 
     @property
     def status(self) -> dict[str, float]:
@@ -202,6 +210,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         return {
             **super().get_config(),
             "lam": self.initial_lam,
+            "weight": self.weight,
             "solver": keras.saving.serialize_keras_object(self.solver),
             "gradient": self.gradient,
             "inference": self.inference,
@@ -209,9 +218,13 @@ class _MultiviewProx(HasLam, MultiviewLayer):
             "monitor": self.monitor,
         }
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "_MultiviewProx":
-        return super().from_config(solvers.upgrade(config))
+
+def _moved(views: Views, sample: Sample, found: Map) -> tf.Tensor:
+    """P = X + (X - m)(M - I); rows that lack a view pass unchanged."""
+    rows = views.rows
+    near = masked(views.valid, rows - tf.cast(sample.mean, rows.dtype))
+    moved = rows + tf.matmul(near, tf.cast(found.step, rows.dtype))
+    return moved if views.valid is None else tf.where(views.valid, moved, rows)
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -239,19 +252,6 @@ class ProxCCA(_MultiviewProx):
     sigma_k = sigma_{k+1} the map is not differentiable and the gradient ignores the tie. A second
     derivative raises `NotImplementedError`. A batch with a value that is not finite comes out as
     NaN.
-
-    With missing="pairwise" each view's covariance is taken over all rows that have the view, and
-    the covariance between views over the rows that have both (each relative to its own mean, with
-    the divisor that makes it unbiased). If no sample has these covariances, those between views are
-    changed until one has: canonical correlations above one become one. The map is that of complete
-    rows with these moments. In a row that lacks a view, the view is filled in by its regression on
-    each of those that are there (their mean), for the map only: what is missing passes unchanged.
-    The gradient is exact; it is not smooth where a canonical correlation of the estimate is one.
-    Two views that no row has together have no correlation: with `ProxCCA` they pass unchanged, with
-    `ProxGCCA` if `epsilon` is 0. For complete rows both ways do the same.
-    The monitored correlations are those of the moments. In our measurements "pairwise" came nearer
-    to the map of the complete batch in small batches and for three views, but did not lower the
-    error of classifiers (see the guide).
 
     The first call of a program with views of new widths, another k or another dtype traces and
     compiles the solver: a few seconds, more for wide views or on a busy machine. Later calls, and
@@ -293,9 +293,6 @@ class ProxCCA(_MultiviewProx):
         synchronized: under a `tf.distribute` strategy, whether to solve for the rows of all
             replicas together (exactly as one device would; n, sums and D x D matrices travel)
             or, by default, for those of each replica. Needs gradient="implicit".
-        missing: what becomes of a row that lacks a view. "drop" (default): it takes no part.
-            "pairwise": it counts for the pairs of views that it has, and comes out moved in the
-            views that it has; see below. Needs gradient="implicit".
         **kwargs: of `keras.layers.Layer`.
 
     Call arguments:
@@ -304,8 +301,8 @@ class ProxCCA(_MultiviewProx):
             side by side. Time steps count as rows.
         training: whether to solve (True) or to do what `inference` says.
         mask: boolean `(batch,)` (for sequences `(batch, time)`), or one per view with None
-            entries, False where a view is missing. A row takes part if no view is missing
-            (`missing` says more); the others pass unchanged, and so do their gradients.
+            entries, False where a view is missing. A row takes part if no view is missing; the
+            others pass unchanged, and so do their gradients.
 
     Output: the structure, shapes and masks of the input, in the layer's compute dtype.
 
@@ -356,8 +353,8 @@ class ProxGCCA(_MultiviewProx):
             Directions with mu <= 1e-9 take no part.
         split: widths of the views when they come side by side in one tensor; two halves by
             default.
-        lam, epsilon, solver, gradient, inference, momentum, monitor, nan_is_missing, synchronized,
-            missing, **kwargs: as for `ProxCCA`; the monitored correlation is the sum of the k
+        lam, weight, epsilon, solver, gradient, inference, momentum, monitor, nan_is_missing,
+            synchronized, **kwargs: as for `ProxCCA`; the monitored correlation is the sum of the k
             values mu.
 
     Call arguments and output: as for `ProxCCA`, with any number of views >= 2.

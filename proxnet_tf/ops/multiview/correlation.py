@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview.guard import guarded, spoiled
+from proxnet_tf.ops.multiview.gram import guarded, nan_unless
 
 # Eigenvalues below it carry no correlation; gaps across the cut below it are ties.
 TINY = 1e-9
@@ -224,7 +224,7 @@ class CCA(Correlation):
             basis = tf.matmul(whiten, rotations, transpose_a=True)
             inverse = tf.matmul(rotations, factor, transpose_a=True, transpose_b=True)
         zeros = tf.zeros([self.width - 2 * self.pairs], values.dtype)
-        values = spoiled(ok, tf.concat([values, zeros, -values[::-1]], 0))
+        values = nan_unless(ok, tf.concat([values, zeros, -values[::-1]], 0))
         return Spectrum(
             values=values,
             basis=basis,
@@ -325,7 +325,7 @@ class GCCA(Correlation):
         return Factors(factor, whiten, values[::-1], vectors, vectors, ok)
 
     def assemble(self, factors: Factors) -> Spectrum:
-        values = spoiled(factors.ok, factors.values)
+        values = nan_unless(factors.ok, factors.values)
         return Spectrum(
             values=values,
             basis=tf.transpose(factors.whiten),

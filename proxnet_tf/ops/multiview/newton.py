@@ -1,4 +1,4 @@
-"""Solvers of the multiview proximal map in D x D matrices, and the linear system of its gradient.
+"""Solvers of the multiview proximal map in D x D matrices.
 
 See `problem` for the problem (4) and its notation. Newton is a trust-region method with
 Steihaug's conjugate gradients; L-BFGS is TensorFlow Probability's. Both descend from W = R.
@@ -10,56 +10,55 @@ on iterations, eps and lam are tensors, so that one compiled solver serves them 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview import subspace
-from proxnet_tf.ops.multiview.correlation import CCA, Correlation, Factors, Spectrum
-from proxnet_tf.ops.multiview.linear import MODELS, WIDE, approximate, compiled
-from proxnet_tf.ops.multiview.packing import Packed, cast_floats, pack, unpack, zeros
+from proxnet_tf.ops.multiview.correlation import Correlation, Factors
+from proxnet_tf.ops.multiview.hessian import MODULES, WIDE, approximate, compiled
 from proxnet_tf.ops.multiview.problem import (
     Point,
     Problem,
+    cast_floats,
     covariance_of,
     evaluate,
     factors_at,
     point_at,
 )
 
-# A first attempt with a smaller bound than this is not followed by a second.
-PATIENCE = 50
 # With a GPU in sight, problems up to this width are solved on the host by device="auto".
 HOST_WIDTH = 256
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How (4) is solved.
+    """How (4) is solved: what the solvers of `proxnet_tf.solvers`, which say more, have in common.
 
     Attributes:
-        method: "newton" (trust region, conjugate gradients) or "lbfgs" (TensorFlow Probability's;
-            where it does not reach the tolerance, Newton starts afresh from W = R).
         tolerance: on ||F(W)||_F / ||R||_F, and on the linear system of the gradient.
-        max_iterations: bound on the evaluations of (4) by one attempt of Newton, on the iterations
-            of L-BFGS.
-        jit: whether XLA compiles the inner loop; "auto" where TensorFlow is built with XLA.
+        max_iterations: bound on the evaluations of (4) by Newton, on the iterations of L-BFGS.
+        jit_compile: whether XLA compiles the inner loop; "auto" where TensorFlow is built with XLA.
         device: where the D x D problem is solved: a name such as "CPU:0", None where TensorFlow
             puts it, "auto" on the host if a GPU is visible and D is at most 256 (a GPU launches
             each of the many small kernels dearly), else None.
+        method: "newton" (trust region, conjugate gradients) or "lbfgs" (TensorFlow Probability's;
+            where it does not reach the tolerance, Newton starts afresh from W = R).
     """
 
-    method: str = "newton"
     tolerance: float = 1e-8
     max_iterations: int = 200
-    jit: bool | str = "auto"
+    jit_compile: bool | str = "auto"
     device: str | None = "auto"
+
+    method: ClassVar[str] = "newton"
 
     @property
     def compiles(self) -> bool:
-        """`jit` as a boolean."""
-        return bool(tf.test.is_built_with_xla()) if self.jit == "auto" else bool(self.jit)
+        """`jit_compile` as a boolean."""
+        if self.jit_compile == "auto":
+            return bool(tf.test.is_built_with_xla())
+        return bool(self.jit_compile)
 
     def device_for(self, width: int) -> str | None:
         """`device` for a problem of D = `width` columns, as a name or None."""
@@ -97,144 +96,101 @@ class _Trial(NamedTuple):
     w: tf.Tensor
     covariance: tf.Tensor
     predicted: tf.Tensor  # decrease of the objective that the quadratic model promises
-    descent: tf.Tensor  # decrease that its slope alone promises
     length: tf.Tensor  # of the step, in the preconditioner's norm
 
 
-# Layouts for `pack`.
-_SPECTRUM = Spectrum(values=1, basis=2, inverse=2, rotation=2, selected=1)
-_POINT = Point(w=2, spectrum=_SPECTRUM, wt=2, pull=2, slope=2, objective=0, residual=0)
-_STATE = _State(point=_POINT, radius=0, stalled=0)
-_TRIAL = _Trial(w=2, covariance=2, predicted=0, descent=0, length=0)
-_PROBLEM = Problem(root=2, unused=2, epsilon=0, c=0, t=0)
+def _start(correlation: Correlation, problem: Problem, factors: Factors) -> tuple[_State, Any]:
+    """The state at W = R, and what is to be decomposed there."""
+    point = point_at(correlation, problem, problem.root, factors)
+    radius = 0.2 * tf.norm(problem.root)
+    ingredients = MODULES[type(correlation)].ingredients_at(correlation, problem, point)
+    return _State(point, radius, tf.constant(False)), ingredients
 
 
 def _propose(
-    correlation: Correlation, problem: Packed, state: Packed, decomposed: Any, tolerance: tf.Tensor
-) -> Packed:
-    """A step of Steihaug's method, as a `_Trial`."""
-    model = MODELS[type(correlation)]
-    data, (point, radius, _) = unpack(_PROBLEM, problem), unpack(_STATE, state)
-    hessian = model.hessian_at(correlation, data, point, decomposed)
+    correlation: Correlation,
+    problem: Problem,
+    state: _State,
+    decomposed: Any,
+    tolerance: tf.Tensor,
+) -> _Trial:
+    """A step of Steihaug's method."""
+    module, (point, radius, _) = MODULES[type(correlation)], state
+    hessian = module.hessian_at(correlation, problem, point, decomposed)
     # Superlinear, but no more exact than the last step needs.
     enough = tf.minimum(0.2 * tf.math.divide_no_nan(tolerance, point.residual), 0.1)
     forcing = tf.clip_by_value(tf.sqrt(point.residual), enough, 0.1)
-    downhill = model.enter(correlation, hessian, -point.slope)
+    downhill = module.enter(correlation, hessian, -point.slope)
     found = approximate(correlation, hessian, downhill, forcing, radius)
-    v = model.leave(correlation, hessian, model.retract(correlation, hessian, found.solution))
-    v, descent = tf.cast(v, point.w.dtype), tf.reduce_sum(downhill * found.solution)
-    w = point.w + correlation.by_view(v, point.spectrum.inverse)
-    w -= correlation.by_view(w, data.unused)
-    promised = found.reduction[0, 0], descent, found.norm[0, 0]
-    predicted, descent, length = cast_floats(promised, w.dtype)
-    predicted, descent = predicted / data.t, descent / data.t
-    return pack(_Trial(w, covariance_of(data, w), predicted, descent, length))
+    v = module.leave(correlation, hessian, module.retract(correlation, hessian, found.solution))
+    w = point.w + correlation.by_view(tf.cast(v, point.w.dtype), point.spectrum.inverse)
+    w -= correlation.by_view(w, problem.unused)
+    reduction, length = cast_floats((found.reduction[0, 0], found.norm[0, 0]), w.dtype)
+    return _Trial(w, covariance_of(problem, w), reduction / problem.t, length)
 
 
 def _accept(
-    correlation: Correlation, problem: Packed, state: Packed, trial: Packed, factors: Factors
-) -> tuple[Packed, Any]:
-    """The trust-region test of a trial point: the state after it, and what is to be decomposed.
-
-    The trial point after a state of zeros is the first, and is taken.
-    """
-    data, tried = unpack(_PROBLEM, problem), unpack(_TRIAL, trial)
-    point, radius, _ = unpack(_STATE, state)
-    new = point_at(correlation, data, tried.w, factors)
-    first = radius == 0.0
+    correlation: Correlation, problem: Problem, state: _State, trial: _Trial, factors: Factors
+) -> tuple[_State, Any]:
+    """The trust-region test of a trial point: the state after it, and what is to be decomposed."""
+    point, radius, _ = state
+    new = point_at(correlation, problem, trial.w, factors)
     # Too small a change for the objective's rounding: the residual decides.
-    tiny = tried.predicted < 1e-12 * (1.0 + tf.abs(point.objective))
+    tiny = trial.predicted < 1e-12 * (1.0 + tf.abs(point.objective))
     smaller = new.residual < point.residual
-    gain = tf.math.divide_no_nan(point.objective - new.objective, tried.predicted)
+    gain = tf.math.divide_no_nan(point.objective - new.objective, trial.predicted)
     ratio = tf.where(tiny, tf.cast(smaller, gain.dtype), gain)
     ratio = tf.where(tf.math.is_finite(ratio), ratio, -tf.ones_like(ratio))
-    at_edge = tried.length > 0.99 * radius
+    at_edge = trial.length > 0.99 * radius
     radius = tf.where((ratio > 0.9) & at_edge, 2.0 * radius, radius)
-    if correlation.width >= WIDE:
-        # To the minimum of the parabola through both values and the slope along the step.
-        rise = new.objective - point.objective
-        share = tf.math.divide_no_nan(0.5 * tried.descent, rise + tried.descent)
-        share = tf.where(tf.math.is_finite(share), share, tf.zeros_like(share))
-        shrink = tf.clip_by_value(share, 0.1, 0.5) * tried.length
-    else:
-        shrink = tf.where(ratio < -1.0, 0.25 * tried.length, 0.5 * tried.length)
+    shrink = tf.where(ratio < -1.0, 0.25 * trial.length, 0.5 * trial.length)
     radius = tf.where(ratio < 0.25, shrink, radius)
-    radius = tf.where(first, 0.2 * tf.norm(data.root), radius)
-    taken = first | (ratio > 1e-4)
-    point = tf.nest.map_structure(lambda a, b: tf.where(taken, a, b), new, point)
-    stalled = tf.cast(tiny & ~smaller & ~first, radius.dtype)
-    packed = pack(_State(point, radius, stalled))
-    return packed, MODELS[type(correlation)].ingredients_at(correlation, data, point)
+    point = tf.nest.map_structure(lambda a, b: tf.where(ratio > 1e-4, a, b), new, point)
+    ingredients = MODULES[type(correlation)].ingredients_at(correlation, problem, point)
+    return _State(point, radius, tiny & ~smaller), ingredients
 
 
 def _newton(
     correlation: Correlation,
+    jit: bool,
     problem: Problem,
     tolerance: tf.Tensor,
     max_iterations: tf.Tensor,
-    jit: bool,
 ) -> Solution:
     """Trust-region Newton from W = R: Steihaug's method in the preconditioner's norm.
 
-    Where it fails for two views within 50 evaluations or more, a second attempt starts at the
-    column spaces of (16).
-
     Decompositions run outside XLA, whose kernels for them are slow; all else is compiled.
     """
-    propose, accept = (compiled(f, correlation, jit) for f in (_propose, _accept))
-    data = pack(problem)
+    start, propose, accept = (compiled(f, correlation, jit) for f in (_start, _propose, _accept))
 
-    def factors_of(covariance: tf.Tensor) -> Factors:
-        return factors_at(correlation, problem, covariance)
+    def go_on(iteration: tf.Tensor, state: _State, ingredients: Any) -> tf.Tensor:
+        unsolved = state.point.residual > tolerance
+        return unsolved & (iteration < max_iterations) & ~state.stalled
 
-    def decomposed(ingredients: Any) -> Any:
-        model = MODELS[type(correlation)]
-        return model.decompose(correlation, ingredients, correlation.width >= WIDE)
+    def step(iteration: tf.Tensor, state: _State, ingredients: Any) -> tuple[Any, ...]:
+        wide = correlation.width >= WIDE
+        decomposed = MODULES[type(correlation)].decompose(correlation, ingredients, wide)
+        trial = propose(problem, state, decomposed, tolerance)
+        factors = factors_at(correlation, problem, trial.covariance)
+        return iteration + 1, *accept(problem, state, trial, factors)
 
-    def go_on(iteration: tf.Tensor, state: Packed, ingredients: Any) -> tf.Tensor:
-        point, _, stalled = unpack(_STATE, state)
-        unsolved = point.residual > tolerance
-        return unsolved & (iteration < max_iterations) & (stalled == 0.0)
-
-    def step(iteration: tf.Tensor, state: Packed, ingredients: Any) -> tuple[Any, ...]:
-        trial = propose(data, state, decomposed(ingredients), tolerance)
-        factors = factors_of(unpack(_TRIAL, trial).covariance)
-        return iteration + 1, *accept(data, state, trial, factors)
-
-    def descended(w: tf.Tensor) -> tuple[tf.Tensor, Point, Point]:
-        """Number of evaluations, the first point and the last one, from W."""
-        covariance, none = covariance_of(problem, w), tf.zeros([], w.dtype)
-        trial = pack(_Trial(w, covariance, none, none, none))
-        nothing = zeros(_STATE, correlation.width, w.dtype)
-        first = accept(data, nothing, trial, factors_of(covariance))
-        iterations, last, _ = tf.while_loop(go_on, step, (tf.constant(1), *first))
-        return iterations, unpack(_STATE, first[0]).point, unpack(_STATE, last).point
-
-    def again() -> tuple[tf.Tensor, Point]:
-        """From the column spaces of (16), where that ends nearer to a solution."""
-        descend = compiled(subspace.descend, correlation, jit)
-        w = descend(problem.root, problem.t, subspace.bases(correlation, first))
-        more, _, there = descended(w)
-        nearer = there.residual < last.residual
-        choose = functools.partial(tf.where, nearer)
-        return iterations + more, tf.nest.map_structure(choose, there, last)
-
-    iterations, first, last = descended(problem.root)
-    initial = first.objective
-    if isinstance(correlation, CCA):
-        failed = (last.residual > tolerance) & (max_iterations >= PATIENCE)
-        failed &= subspace.applies(correlation, problem, first)
-        iterations, last = tf.cond(failed, again, lambda: (iterations, last))
-    return Solution(last, iterations, last.residual <= tolerance, initial)
-
-
-# --- L-BFGS ------------------------------------------------------------------------------------
+    factors = factors_at(correlation, problem, covariance_of(problem, problem.root))
+    first = start(problem, factors)
+    iterations, (point, *_), _ = tf.while_loop(go_on, step, (tf.constant(1), *first))
+    return Solution(point, iterations, point.residual <= tolerance, first[0].point.objective)
 
 
 def _lbfgs(
-    correlation: Correlation, problem: Problem, tolerance: tf.Tensor, max_iterations: tf.Tensor
+    correlation: Correlation,
+    jit: bool,
+    problem: Problem,
+    tolerance: tf.Tensor,
+    max_iterations: tf.Tensor,
 ) -> Solution:
-    """TFP's L-BFGS on (4) from W = R, on t times the objective, whose gradient is F."""
+    """TFP's L-BFGS on (4) from W = R, on t times the objective, whose gradient is F.
+
+    Where it does not arrive, Newton starts afresh.
+    """
     import tensorflow_probability as tfp
 
     shape = problem.root.shape
@@ -260,38 +216,15 @@ def _lbfgs(
     w = tf.reshape(found.position, shape)
     point = evaluate(correlation, problem, w - tf.matmul(w, problem.unused))
     initial = evaluate(correlation, problem, problem.root).objective
-    return Solution(point, found.num_objective_evaluations, point.residual <= tolerance, initial)
-
-
-# --- what `prox` calls ---------------------------------------------------------------------------
-
-
-def _newton_alone(
-    correlation: Correlation,
-    jit: bool,
-    problem: Problem,
-    tolerance: tf.Tensor,
-    max_iterations: tf.Tensor,
-) -> Solution:
-    return _newton(correlation, problem, tolerance, max_iterations, jit)
-
-
-def _lbfgs_first(
-    correlation: Correlation,
-    jit: bool,
-    problem: Problem,
-    tolerance: tf.Tensor,
-    max_iterations: tf.Tensor,
-) -> Solution:
-    found = _lbfgs(correlation, problem, tolerance, max_iterations)
+    solved = point.residual <= tolerance
     return tf.cond(
-        found.converged,
-        lambda: found,
-        lambda: _newton(correlation, problem, tolerance, max_iterations, jit),
+        solved,
+        lambda: Solution(point, found.num_objective_evaluations, solved, initial),
+        lambda: _newton(correlation, jit, problem, tolerance, max_iterations),
     )
 
 
-_METHODS = {"newton": _newton_alone, "lbfgs": _lbfgs_first}
+_METHODS = {"newton": _newton, "lbfgs": _lbfgs}
 
 
 @functools.lru_cache(maxsize=128)
@@ -304,10 +237,8 @@ def solver(correlation: Correlation, method: str, jit: bool) -> Callable[..., So
     return tf.function(bound, autograph=False)
 
 
-def solve(correlation: Correlation, problem: Problem, settings: Settings | None = None) -> Solution:
+def solve(correlation: Correlation, problem: Problem, settings: Settings) -> Solution:
     """Solves (4) by descent from W = R."""
-    settings = settings or Settings()
-    problem = tf.nest.map_structure(tf.stop_gradient, problem)
     tolerance = tf.constant(settings.tolerance, problem.root.dtype)
     bound = tf.constant(settings.max_iterations, tf.int32)
     return solver(correlation, settings.method, settings.compiles)(problem, tolerance, bound)

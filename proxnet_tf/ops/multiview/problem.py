@@ -13,14 +13,14 @@ by descent from W = R, each view staying in its own row space. Its Hessian (time
     H V = V (I + t Gam) + t W dGam[c (V^T W + W^T V)].
 
 Gradient and Hessian are kept in the basis T of `correlation`, on V' = V T: there I + t Gam becomes
-M = T^-1 T^-T + t Gam', and dGam acts entry by entry between eigenvectors: see `pair_model` for CCA
-and `joint_model` for GCCA.
+M = T^-1 T^-T + t Gam', and dGam acts entry by entry between eigenvectors: see `hessian_cca` and
+`hessian_gcca`.
 
 References: Li, Ma, Zhang (2020), equation (8) and the appendix on multiview learning. The
 reduction to D x D and the preconditioner go beyond the paper.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -54,7 +54,7 @@ class Reduction(NamedTuple):
     Attributes:
         problem: the data of (4).
         lift: R^+, `[D, D]`.
-        turn: block-diagonal C_jj^+ for `turning`; zero where C has full rank.
+        turn: block-diagonal, the pseudoinverses C_jj^+; zero where C has full rank.
     """
 
     problem: Problem
@@ -181,28 +181,6 @@ def outside_row_spaces(
     return tf.add_n(outside), tf.add_n(inverse)
 
 
-def turning(
-    correlation: Correlation, reduction: Reduction, step: tf.Tensor, cross: tf.Tensor
-) -> tf.Tensor:
-    """What a turn of the views' row spaces adds to the factor of Xc in (5), `[D, D]`.
-
-    For X_j = A B^T of deficient rank P_j = Z B^T, and a change of B outside B's span turns P_j
-    along: dP_j (I - Pi_j) = P_j X_j^+ dX_j (I - Pi_j). Constant columns are left alone. Zero
-    where every view has full rank.
-
-    Args:
-        correlation: sizes of the views.
-        reduction: data of (4).
-        step: M - I, with P = X + Xc (M - I).
-        cross: Xc^T Yc, Y the cotangent.
-    """
-    unused = reduction.problem.unused
-    mask = tf.constant(correlation.block_mask, cross.dtype)
-    moved = tf.matmul(reduction.turn, mask * tf.matmul(step, cross, transpose_a=True))
-    constant = tf.linalg.diag_part(unused) > 1.0 - 1e-9
-    return tf.matmul(moved, tf.where(constant, tf.zeros_like(unused), unused))
-
-
 def covariance_of(problem: Problem, w: tf.Tensor) -> tf.Tensor:
     """S = c W^T W."""
     return problem.c * tf.matmul(w, w, transpose_a=True)
@@ -272,3 +250,10 @@ def evaluate(correlation: Correlation, problem: Problem, w: tf.Tensor) -> Point:
     """Objective, gradient and spectrum of (4) at W."""
     factors = factors_at(correlation, problem, covariance_of(problem, w))
     return point_at(correlation, problem, w, factors)
+
+
+def cast_floats(structure: Any, dtype: tf.DType) -> Any:
+    """A structure with its tensors of floating-point numbers in `dtype`."""
+    return tf.nest.map_structure(
+        lambda a: tf.cast(a, dtype) if tf.is_tensor(a) and a.dtype.is_floating else a, structure
+    )

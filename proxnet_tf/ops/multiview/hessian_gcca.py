@@ -13,11 +13,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from proxnet_tf.ops.multiview.correlation import GCCA, Differences, divided_differences
-from proxnet_tf.ops.multiview.packing import cast_floats
 from proxnet_tf.ops.multiview.problem import (
     Point,
     Problem,
     bare_metric,
+    cast_floats,
     positive_inverse,
 )
 
@@ -115,10 +115,8 @@ def leave(correlation: GCCA, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
     return v
 
 
-def product(
-    correlation: GCCA, hessian: Hessian, v: tf.Tensor, exact: bool | None = True
-) -> tf.Tensor:
-    """H v, always exact."""
+def product(correlation: GCCA, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
+    """H v."""
     change = hessian.c * tf.matmul(hessian.wt, v, transpose_a=True)
     dgamma = correlation.differential(
         hessian.rotation, hessian.differences, change + tf.transpose(change)

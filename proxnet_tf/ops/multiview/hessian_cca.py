@@ -9,34 +9,26 @@ since U^T S U = I + diag(mu) - eps U^T U. For the coordinates v of V' = O v the 
 
     H v = v M + 2 c t N dGam'[c (N^T v + v^T N)],    M = U^-1 (I + t Gam) U^-T,
 
-where dGam' acts entry by entry. Where the ridge is small beside the variances, diag(r) may stand
-for N in a step of Newton's method, which corrects itself.
+where dGam' acts entry by entry.
 
 The preconditioner is the inverse of M, with two changes. L does not change when a view is
 multiplied by a matrix, P_j -> P_j A_j (but for the ridge), which is what the first k rows of v do:
 there the term in dGam' cancels t Gam', and the inverse is that of U^-1 U^-T. In the other rows the
-negative part of t Gam' is dropped. In a row, what M has beside the matrix P of the preconditioner
-is diagonal. So v M follows from v P, which conjugate gradients have from a recurrence.
+negative part of t Gam' is dropped.
 """
 
 from typing import NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops.multiview.correlation import CCA, Differences, divided_differences
-from proxnet_tf.ops.multiview.packing import cast_floats
 from proxnet_tf.ops.multiview.problem import (
     Point,
     Problem,
     bare_metric,
+    cast_floats,
     stiff_inverse,
 )
-
-# The ridge is small where what it adds to N is below this share of c^(-1/2).
-SMALL_RIDGE = 1e-3
-# The largest condition of the metric at which its inverse in float32 stands for it.
-WELL_CONDITIONED = 1e5
 
 
 class Ingredients(NamedTuple):
@@ -79,10 +71,7 @@ class Hessian(NamedTuple):
         left: O.
         radii: r.
         triangle: N.
-        exact: whether the ridge takes part in products.
         metric: M.
-        rest: `[D, D]`, entry by entry what M adds to the matrix of the preconditioner.
-        recurs: whether the preconditioner is exact enough to be the other part of M in float32.
         differences: divided differences of the spectrum.
         values: mu.
         selected: f.
@@ -95,10 +84,7 @@ class Hessian(NamedTuple):
     left: tf.Tensor
     radii: tf.Tensor
     triangle: tf.Tensor
-    exact: tf.Tensor
     metric: tf.Tensor
-    rest: tf.Tensor
-    recurs: tf.Tensor
     differences: Differences
     values: tf.Tensor
     selected: tf.Tensor
@@ -152,37 +138,25 @@ def hessian_at(correlation: CCA, problem: Problem, point: Point, decomposed: Dec
     left, triangle, bare_inverse, inverse = decomposed
     seen = problem, point, divided_differences(point.spectrum)
     problem, point, differences = cast_floats(seen, left.dtype)
-    radii = tf.linalg.diag_part(triangle)
 
     def between_pairs(x: tf.Tensor) -> tf.Tensor:
         return correlation.paired(tf.transpose(correlation.paired(x)))
 
-    pull = _pull_of_pairs(correlation, point)
     metric = between_pairs(bare_metric(correlation, problem, point.spectrum))
-    metric += tf.linalg.diag(pull)
-    shared_inverse = between_pairs(bare_inverse)
-    inner = tf.constant(np.arange(correlation.width) < correlation.num_components)[:, None]
-    ridge = triangle - tf.linalg.diag(radii)
+    metric += tf.linalg.diag(_pull_of_pairs(correlation, point))
     return Hessian(
         left=left,
-        radii=radii,
+        radii=tf.linalg.diag_part(triangle),
         triangle=triangle,
-        exact=tf.sqrt(problem.c) * tf.norm(ridge) > SMALL_RIDGE,
         metric=metric,
-        rest=tf.where(inner, pull, tf.minimum(pull, 0.0)),
-        recurs=_largest(metric) * _largest(shared_inverse) < WELL_CONDITIONED,
         differences=differences,
         values=point.spectrum.values,
         selected=point.spectrum.selected,
         c=problem.c,
         scale=2.0 * problem.c * problem.t,
-        shared_inverse=shared_inverse,
+        shared_inverse=between_pairs(bare_inverse),
         inverse=between_pairs(inverse),
     )
-
-
-def _largest(x: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_max(tf.linalg.diag_part(x))
 
 
 def enter(correlation: CCA, hessian: Hessian, slope: tf.Tensor) -> tf.Tensor:
@@ -196,37 +170,11 @@ def leave(correlation: CCA, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
     return correlation.unpaired(tf.matmul(hessian.left, v))
 
 
-def product(
-    correlation: CCA,
-    hessian: Hessian,
-    v: tf.Tensor,
-    exact: bool | None = True,
-    through: tf.Tensor | None = None,
-) -> tf.Tensor:
-    """H v; with `exact` None the ridge takes part only where it matters.
-
-    `through` is v times the matrix of the preconditioner, where that is known: it takes the place
-    of v M where the preconditioner is well conditioned.
-    """
-
-    def metric_times() -> tf.Tensor:
-        return tf.matmul(v, hessian.metric)
-
-    def triangle_times(x: tf.Tensor, transpose: bool) -> tf.Tensor:
-        def full() -> tf.Tensor:
-            return tf.matmul(hessian.triangle, x, transpose_a=transpose)
-
-        if exact:
-            return full()
-        return tf.cond(hessian.exact, full, lambda: hessian.radii[:, None] * x)
-
-    change = hessian.c * triangle_times(v, True)
+def product(correlation: CCA, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
+    """H v."""
+    change = hessian.c * tf.matmul(hessian.triangle, v, transpose_a=True)
     dgamma = correlation.paired_differential(hessian.differences, change + tf.transpose(change))
-    if through is None:
-        moved = metric_times()
-    else:
-        moved = tf.cond(hessian.recurs, lambda: through + v * hessian.rest, metric_times)
-    return moved + hessian.scale * triangle_times(dgamma, False)
+    return tf.matmul(v, hessian.metric) + hessian.scale * tf.matmul(hessian.triangle, dgamma)
 
 
 def precondition(correlation: CCA, hessian: Hessian, r: tf.Tensor) -> tf.Tensor:

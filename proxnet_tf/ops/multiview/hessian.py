@@ -1,4 +1,4 @@
-"""The linear systems of the multiview proximal map: steps of Newton's method, and the gradient (5).
+"""The linear systems of the multiview proximal map: steps of Newton's method, and its gradient.
 
 See `problem` for the notation. The Hessian of each type of correlation is a module of its own.
 """
@@ -10,15 +10,13 @@ from typing import Any
 import tensorflow as tf
 
 from proxnet_tf.ops.linear.cg import CGResult, conjugate_gradient
-from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.report import Report
-from proxnet_tf.ops.multiview import joint_model, pair_model
+from proxnet_tf.ops.multiview import hessian_cca, hessian_gcca
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
-from proxnet_tf.ops.multiview.packing import cast_floats
-from proxnet_tf.ops.multiview.problem import Point, Problem
+from proxnet_tf.ops.multiview.problem import Point, Problem, cast_floats
 
 # The module with the Hessian of each type of correlation: all define the same functions.
-MODELS: dict[type[Correlation], Any] = {CCA: pair_model, GCCA: joint_model}
+MODULES: dict[type[Correlation], Any] = {CCA: hessian_cca, GCCA: hessian_gcca}
 CG_ITERATIONS = 300
 # From this width on products dominate, and conjugate gradients run in float32: as steps that
 # Newton's method corrects, or with refinement in float64.
@@ -47,59 +45,42 @@ def approximate(
     radius: tf.Tensor | None = None,
 ) -> CGResult:
     """H^-1 rhs by conjugate gradients; for wide views in float32, to 1e-4 at best."""
-    model = MODELS[type(correlation)]
-    wide = correlation.width >= WIDE
-    dtype = rhs.dtype
-    if wide:
+    module, dtype = MODULES[type(correlation)], rhs.dtype
+    if correlation.width >= WIDE:
         given = hessian, rhs, tf.maximum(tolerance, 1e-4), radius
         hessian, rhs, tolerance, radius = cast_floats(given, tf.float32)
-
-    def product(*v: tf.Tensor) -> tf.Tensor:
-        first, *through = v
-        return model.product(correlation, hessian, first, None if wide else True, *through)
-
     found = conjugate_gradient(
-        product,
+        lambda v: module.product(correlation, hessian, v),
         rhs,
-        preconditioner=lambda r: model.precondition(correlation, hessian, r),
+        preconditioner=lambda r: module.precondition(correlation, hessian, r),
         tolerance=tolerance,
         max_iterations=CG_ITERATIONS,
         axes=(-2, -1),
         radius=radius,
-        through=wide and model is pair_model,
     )
     return cast_floats(found, dtype)
 
 
-def _solve_linear(
+def _refined(
     correlation: Correlation, hessian: Any, rhs: tf.Tensor, tolerance: tf.Tensor
 ) -> tuple[tf.Tensor, Report]:
-    """H^-1 rhs, and how well it was found; negative curvature counts as not converged."""
-    if correlation.width < WIDE:
-        found = approximate(correlation, hessian, rhs, tolerance)
-        solved = found.converged & ~found.negative_curvature
-        report = Report(found.residual[0, 0], found.iterations, solved[0, 0])
-        return found.solution, report
+    """H^-1 rhs of wide views: solutions in float32, their residuals in float64."""
+    module = MODULES[type(correlation)]
 
-    model = MODELS[type(correlation)]
-
-    def go_on(
-        i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, better: tf.Tensor, iterations: tf.Tensor
-    ) -> tf.Tensor:
+    def go_on(x: tf.Tensor, r: tf.Tensor, better: tf.Tensor, iterations: tf.Tensor) -> tf.Tensor:
         return better & (tf.norm(r) > tolerance * tf.norm(rhs))
 
     def refine(
-        i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, better: tf.Tensor, iterations: tf.Tensor
+        x: tf.Tensor, r: tf.Tensor, better: tf.Tensor, iterations: tf.Tensor
     ) -> tuple[tf.Tensor, ...]:
         found = approximate(correlation, hessian, r, tf.cast(1e-3, r.dtype))
-        rest = r - model.product(correlation, hessian, found.solution)
+        rest = r - module.product(correlation, hessian, found.solution)
         better = tf.norm(rest) < 0.5 * tf.norm(r)  # False for NaN
         x, r = tf.where(better, x + found.solution, x), tf.where(better, rest, r)
-        return i + 1, x, r, better, iterations + found.iterations
+        return x, r, better, iterations + found.iterations
 
-    zero = tf.zeros([], tf.int32)
-    start = zero, tf.zeros_like(rhs), rhs, tf.constant(True), zero
-    _, x, r, _, iterations = tf.while_loop(go_on, refine, start, maximum_iterations=REFINEMENTS)
+    start = tf.zeros_like(rhs), rhs, tf.constant(True), tf.zeros([], tf.int32)
+    x, r, _, iterations = tf.while_loop(go_on, refine, start, maximum_iterations=REFINEMENTS)
     residual = tf.math.divide_no_nan(tf.norm(r), tf.norm(rhs))
     return x, Report(residual, iterations, residual <= tolerance)
 
@@ -109,26 +90,25 @@ def solve_hessian(
     problem: Problem,
     point: Point,
     rhs: tf.Tensor,
-    tolerance: float | tf.Tensor,
+    tolerance: tf.Tensor,
     *,
-    jit: bool = True,
+    jit: bool,
 ) -> tuple[tf.Tensor, Report]:
-    """U with H U = `rhs` at the solution, `[D, D]`, by conjugate gradients: the core of (5).
+    """U with H U = `rhs` at the solution, `[D, D]`, by conjugate gradients.
 
     H is positive definite at a strict minimiser; a direction of negative curvature ends the
     iteration with the last iterate, and the report says that it did not converge.
     """
-    prepare = compiled(_prepare, correlation, None)
-    run = compiled(_hessian_solve, correlation, jit)
-    return run(problem, point, prepare(problem, point), rhs, scalar(tolerance, rhs.dtype))
+    prepared = compiled(_prepare, correlation, None)(problem, point)
+    return compiled(_solve, correlation, jit)(problem, point, prepared, rhs, tolerance)
 
 
 def _prepare(correlation: Correlation, problem: Problem, point: Point) -> Any:
-    model = MODELS[type(correlation)]
-    return model.decompose(correlation, model.ingredients_at(correlation, problem, point), False)
+    module = MODULES[type(correlation)]
+    return module.decompose(correlation, module.ingredients_at(correlation, problem, point), False)
 
 
-def _hessian_solve(
+def _solve(
     correlation: Correlation,
     problem: Problem,
     point: Point,
@@ -136,18 +116,17 @@ def _hessian_solve(
     rhs: tf.Tensor,
     tolerance: tf.Tensor,
 ) -> tuple[tf.Tensor, Report]:
-    model = MODELS[type(correlation)]
-    hessian = model.hessian_at(correlation, problem, point, decomposed)
+    module = MODULES[type(correlation)]
+    hessian = module.hessian_at(correlation, problem, point, decomposed)
     inverse = point.spectrum.inverse
-    mapped = model.enter(correlation, hessian, correlation.by_view(rhs, tf.transpose(inverse)))
-    solution, report = _solve_linear(correlation, hessian, mapped, tolerance)
-    u = correlation.by_view(model.leave(correlation, hessian, solution), inverse)
+    mapped = module.enter(correlation, hessian, correlation.by_view(rhs, tf.transpose(inverse)))
+    if correlation.width >= WIDE:
+        solution, report = _refined(correlation, hessian, mapped, tolerance)
+    else:
+        found = approximate(correlation, hessian, mapped, tolerance)
+        solved = (found.converged & ~found.negative_curvature)[0, 0]
+        solution, report = found.solution, found.report._replace(converged=solved)
+        report = report._replace(residual=report.residual[0, 0])
+    u = correlation.by_view(module.leave(correlation, hessian, solution), inverse)
     # H is the identity outside the row spaces.
     return u + tf.matmul(rhs - u, problem.unused), report
-
-
-def shrinkage(correlation: Correlation, point: Point) -> tf.Tensor:
-    """(I + t Gam)^-1, `[D, D]`, symmetric."""
-    basis = point.spectrum.basis
-    slope = tf.matmul(correlation.times_slope(basis, point.pull), basis, transpose_b=True)
-    return tf.linalg.inv(tf.eye(correlation.width, dtype=slope.dtype) + slope)

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from proxnet_tf import ProxCCA, ProxGCCA, solvers
-from proxnet_tf.ops.multiview.newton import Settings
 from proxnet_tf.solvers import LBFGS, Newton
 from tests.helpers.data import SIZES, THREE, shared_views
 
@@ -33,12 +32,6 @@ def test_solvers_are_values(cls):
 def test_different_solvers_differ():
     assert Newton() != LBFGS()
     assert solvers.get("newton") == Newton() and solvers.get("lbfgs") == LBFGS()
-
-
-def test_what_the_operations_get():
-    expected = Settings("lbfgs", 1e-6, 7, False, "CPU:0")
-    assert LBFGS(**OPTIONS).settings == expected
-    assert Newton().settings == Settings()
 
 
 @pytest.mark.parametrize("identifier", ["adam", None, 3, {"tolerance": 1e-3}, Newton, "Newton"])

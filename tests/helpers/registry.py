@@ -267,22 +267,17 @@ LAYERS = {
         rows="together",
         always=True,
     ),
-    "ProxGCCA, pairwise": Layer(
+    "ProxGCCA, weighted": Layer(
         ProxGCCA,
         lambda: dict(
-            num_components=CORE,
-            lam=0.5,
-            inference="moving",
-            split=THREE,
-            nan_is_missing=True,
-            missing="pairwise",
-            **PLAIN,
+            num_components=CORE, lam=0.5, weight=0.2, split=THREE, nan_is_missing=True, **PLAIN
         ),
         TRIPLE.reshape(3, 4, -1),
-        (0, 4, 0),
+        (0, 1, 0),
         training=True,
         rows="together",
         masks="respected",
+        losses=1,
     ),
     "CCARegularizer": Layer(
         CCARegularizer,
@@ -311,7 +306,6 @@ LAYERS = {
             epsilon=0.1,
             split=THREE,
             nan_is_missing=True,
-            missing="pairwise",
         ),
         TRIPLE,
         (0, 0, 0),
@@ -320,11 +314,6 @@ LAYERS = {
     ),
     "Prox l1": _prox(
         SEQUENCES, lambda: dict(regularizer="l1"), masks="passed", jit=True, always=True
-    ),
-    "Prox group_l2": _prox(
-        ROWS,
-        lambda: dict(regularizer=Regularizer("group_l2", weight=0.5, group_size=3)),
-        jit=True,
     ),
     "Prox simplex along an axis": _prox(
         SEQUENCES,
@@ -466,6 +455,7 @@ _GRU_GATES = {k: v for k, v in _GATES.items() if k != "unit_forget_bias"} | {"re
 _VIEWS = dict(
     num_components=2,
     lam=3.0,
+    weight=0.2,
     epsilon=0.1,
     solver=LBFGS(max_iterations=40, tolerance=1e-6, jit_compile=False, device="CPU:0"),
     gradient="finite_difference",
@@ -484,7 +474,7 @@ _RETRIEVAL = dict(
 )
 CONFIGURED = {
     "ProxCCA, every argument": lambda: ProxCCA(**_VIEWS, split=SIZES),
-    "ProxCCA, replicas": lambda: ProxCCA(synchronized=True, missing="pairwise"),
+    "ProxCCA, replicas": lambda: ProxCCA(synchronized=True),
     "ProxGCCA, every argument": lambda: ProxGCCA(**_VIEWS, split=THREE),
     "ProxGCCA, replicas": lambda: ProxGCCA(2, synchronized=True),
     "CCARegularizer, every argument": lambda: CCARegularizer(
@@ -496,7 +486,6 @@ CONFIGURED = {
         split=SIZES,
         nan_is_missing=True,
         synchronized=True,
-        missing="pairwise",
     ),
     "GCCARegularizer, replicas": lambda: GCCARegularizer(num_components=2, synchronized=True),
     "GCCARegularizer, envelope": lambda: GCCARegularizer(
@@ -587,7 +576,6 @@ CONFIGURED = {
         split=SIZES,
         nan_is_missing=True,
         synchronized=True,
-        missing="pairwise",
         name="agreement",
         dtype="float64",
     ),
@@ -597,11 +585,10 @@ CONFIGURED = {
         split=THREE,
         nan_is_missing=True,
         synchronized=True,
-        missing="pairwise",
         name="core",
     ),
     "CanonicalCorrelation": lambda: CanonicalCorrelation(
-        2, epsilon=0.1, split=SIZES, nan_is_missing=True, missing="pairwise", name="agreement"
+        2, epsilon=0.1, split=SIZES, nan_is_missing=True, name="agreement"
     ),
     "RecallAtK": lambda: RecallAtK(2, **_RETRIEVAL),
     "MeanReciprocalRank": lambda: MeanReciprocalRank(**_RETRIEVAL),
@@ -708,7 +695,6 @@ MODELS = {
             inference="batch",
             monitor="core",
             nan_is_missing=True,
-            missing="pairwise",
             **PLAIN,
         ),
         VIEWS,

@@ -162,7 +162,7 @@ def test_only_batch_holds_a_solver(exported, name):
 def test_moving_holds_the_map(exported):
     loaded = tf.saved_model.load(str(exported("ProxGCCA, moving")[0]))
     shapes = sorted(tuple(v.shape) for v in loaded.variables)
-    assert shapes == [(), (9,), (9, 9)]  # lam, mean, map
+    assert shapes == [(), (), (9,), (9, 9)]  # lam, count, mean, map
 
 
 def run_lite(content, inputs):

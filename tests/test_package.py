@@ -2,7 +2,6 @@
 
 import ast
 import configparser
-import importlib.metadata
 import inspect
 import json
 import os
@@ -52,14 +51,6 @@ def test_version_has_one_source():
 # --- the wheel, unpacked and imported in a process of its own -------------------------------------
 
 
-def has_setuptools():
-    """Whether the environment has the setuptools that pyproject.toml asks for."""
-    try:
-        return int(importlib.metadata.version("setuptools").split(".")[0]) >= 77
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory):
     """A wheel built from a copy of the checkout, and the folder it is unpacked in."""
@@ -68,9 +59,7 @@ def unpacked(tmp_path_factory):
         shutil.copy(ROOT / name, source)
     for folder in ("proxnet_tf", "examples", "tests"):
         shutil.copytree(ROOT / folder, source / folder)
-    options = ["--no-deps", "--disable-pip-version-check"]
-    if has_setuptools():  # else pip fetches them
-        options.append("--no-build-isolation")
+    options = ["--no-deps", "--disable-pip-version-check", "--no-build-isolation"]
     command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(target), "."]
     done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

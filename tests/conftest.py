@@ -24,6 +24,15 @@ def memory():
 
 
 @pytest.fixture
+def without_xla(monkeypatch):
+    """TensorFlow says that it was built without XLA: solvers are not compiled by default.
+
+    For what runs once with the default solver, where compiling takes most of the time.
+    """
+    monkeypatch.setattr(tf.test, "is_built_with_xla", lambda: False)
+
+
+@pytest.fixture
 def eager_fit(request, monkeypatch):
     """`fit` and its like run step by step, as with `compile(run_eagerly=True)`.
 

@@ -41,7 +41,7 @@ def test_short_public_and_a_question(name):
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.filterwarnings("ignore:currentThread:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:getName:DeprecationWarning")
-@pytest.mark.usefixtures("without_xla")
+@pytest.mark.usefixtures("without_xla", "eager_fit")
 def test_runs(name, tmp_path, monkeypatch, capsys):
     """As its notebook does: without the file and its docstring, and then `main` is called."""
     source = SCRIPTS[name].read_text(encoding="utf-8")

@@ -55,7 +55,7 @@ def test_code_outside_of_the_site_is_on_its_start_page():
 @pytest.mark.parametrize("page", PAGES_WITH_PYTHON)
 @pytest.mark.filterwarnings("ignore:currentThread:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:getName:DeprecationWarning")
-@pytest.mark.usefixtures("without_xla")
+@pytest.mark.usefixtures("without_xla", "eager_fit")
 def test_page_runs(page, tmp_path, monkeypatch):
     """All blocks of a page of the site, in their order, on one set of variables."""
     monkeypatch.chdir(tmp_path)  # for what a page writes

@@ -2,40 +2,17 @@
 
 import gc
 import os
-import re
-from pathlib import Path
-
-import pytest
 
 # XLA compiles much and runs little here: without optimisation the whole takes a fifth less.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
+import pytest
+import tensorflow as tf
 
-def _patterns():
-    """Those of `on_request.txt`, as regular expressions by test."""
-    lines = Path(__file__).with_name("on_request.txt").read_text().splitlines()
-    found = {}
-    for line in lines:
-        if line and not line.startswith("#"):
-            test, _, case = line.partition("[")
-            pattern = re.escape(case.removesuffix("]")).replace(r"\*", ".*") if case else ".*"
-            found.setdefault(test, []).append(re.compile(pattern))
-    return found
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config, items):
-    patterns, seen, met = _patterns(), set(), set()
-    for item in items:
-        test, _, case = item.nodeid.removeprefix("tests/").partition("[")
-        for pattern in patterns.get(test, ()):
-            seen.add((test, pattern.pattern))
-            if pattern.fullmatch(case.removesuffix("]")):
-                met.add((test, pattern.pattern))
-                item.add_marker(pytest.mark.slow)
-    whole = not any("::" in argument for argument in config.args)  # no case is asked for by name
-    if whole and seen - met:
-        raise pytest.UsageError(f"on_request.txt has what is no test: {sorted(seen - met)}")
+# Two logical devices, for the tests of replicas; they cannot be made once TensorFlow has started.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,6 +21,15 @@ def memory():
     yield
     gc.collect()
     gc.freeze()  # what stays is not looked through again
+
+
+@pytest.fixture
+def without_xla(monkeypatch):
+    """TensorFlow says that it was built without XLA: solvers are not compiled by default.
+
+    For what runs once with the default solver, where compiling takes most of the time.
+    """
+    monkeypatch.setattr(tf.test, "is_built_with_xla", lambda: False)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ def test_there_are_examples():
     assert "proxnet_tf.datasets.japanese_vowels" in MODULES
 
 
+@pytest.mark.usefixtures("without_xla")
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of_docstrings(name):
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -5,7 +5,7 @@ import tensorflow as tf
 from tensorflow.python.framework import kernels
 
 from tests.helpers.layer_checks import length, map_inputs
-from tests.helpers.registry import FIRST, LAYERS
+from tests.helpers.registry import LAYERS, layers
 
 # Control flow, and what the runtime replaces or runs on the host by design (shapes, constants).
 BUILT_IN = {"NoOp", "Placeholder", "Const"}
@@ -54,9 +54,7 @@ def test_the_check_sees_an_operation_without_a_kernel():
     or "GPU" not in {k.device_type for k in kernels.get_registered_kernels_for_op("MatMul").kernel},
     reason="this TensorFlow is built without GPU kernels",
 )
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in FIRST else pytest.mark.slow) for n in LAYERS]
-)
+@pytest.mark.parametrize("name", layers())
 def test_every_operation_has_a_gpu_kernel(name):
     case = LAYERS[name]
     layer = case.make()

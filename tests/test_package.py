@@ -1,15 +1,25 @@
+"""The package as a user gets it: its public names, its wheel, and which module imports which."""
+
 import ast
+import configparser
 import inspect
 import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
 import proxnet_tf
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it
 
 ROOT = pathlib.Path(proxnet_tf.__file__).parents[1]
 PACKAGE = ROOT / "proxnet_tf"
@@ -38,17 +48,57 @@ def test_version_has_one_source():
     assert proxnet_tf.__version__ not in (ROOT / "setup.cfg").read_text()
 
 
+# --- the wheel, unpacked and imported in a process of its own -------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """A wheel built from a copy of the checkout, and the folder it is unpacked in."""
+    source, target = (tmp_path_factory.mktemp(name) for name in ("source", "target"))
+    for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for folder in ("proxnet_tf", "examples", "tests"):
+        shutil.copytree(ROOT / folder, source / folder)
+    options = ["--no-deps", "--disable-pip-version-check", "--no-build-isolation"]
+    command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(target), "."]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Deprecat" not in done.stdout + done.stderr
+    (wheel,) = target.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target / "unpacked")
+    return target / "unpacked"
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(unpacked):
+    assert {path.name for path in unpacked.iterdir() if path.suffix != ".dist-info"} == {
+        "proxnet_tf"
+    }
+    files = {
+        path.relative_to(unpacked)
+        for path in unpacked.rglob("proxnet_tf/**/*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    wanted = {
+        path.relative_to(ROOT)
+        for pattern in ("*.py", "*.npz", "py.typed")
+        for path in PACKAGE.rglob(pattern)
+    }
+    assert files == wanted
+
+
 NAMES = [p.stem for p in PACKAGE.iterdir() if p.is_dir() or p.suffix == ".py"]
 NAMES = sorted(name for name in NAMES if not name.startswith("_"))
 # What Keras and TensorFlow load by themselves does not count.
 IMPORT = f"""
-import json, sys, tensorflow, keras
-before = set(sys.modules)
+import json, sys, time, tensorflow, keras
+before, start = set(sys.modules), time.process_time()
 import proxnet_tf as p
+seconds = time.process_time() - start
 loaded = sorted(set(sys.modules) - before)
 homes = {{n: getattr(p, n).__name__ for n in {NAMES}}}
 print(json.dumps(dict(
-    loaded=loaded, homes=homes, listed=dir(p),
+    seconds=seconds, loaded=loaded, homes=homes, listed=dir(p), file=p.__file__,
     same=[p.layers.ProxCCA is p.ProxCCA, p.losses.CCALoss is p.CCALoss,
           p.metrics.CanonicalCorrelation is p.CanonicalCorrelation, p.models.DCCA is p.DCCA,
           p.callbacks.LambdaSchedule is p.LambdaSchedule],
@@ -57,12 +107,19 @@ print(json.dumps(dict(
 """
 
 
-@pytest.fixture(scope="module")
-def imported_alone():
+def import_alone(folder):
     """What `import proxnet_tf` does in a process that has imported nothing else of it."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    output = subprocess.check_output([sys.executable, "-c", IMPORT], env=environment, text=True)
-    return json.loads(output.splitlines()[-1])
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-c", IMPORT]
+    output = subprocess.check_output(command, env=os.environ | bytecode, cwd=folder, text=True)
+    found = json.loads(output.splitlines()[-1])
+    assert pathlib.Path(found["file"]).is_relative_to(folder)
+    return found
+
+
+@pytest.fixture(scope="module")
+def imported_alone(unpacked):
+    return import_alone(unpacked)
 
 
 def test_modules_are_attributes(imported_alone):
@@ -80,26 +137,36 @@ def test_import_is_light(imported_alone):
     assert not loaded & {*heavy, "proxnet_tf.datasets", "proxnet_tf.tuning"}
 
 
+@pytest.mark.slow
+def test_import_takes_at_most_a_tenth_of_a_second(imported_alone, unpacked):
+    """Beyond TensorFlow and Keras, in the time of the processor, with bytecode as installed."""
+    assert min(import_alone(unpacked)["seconds"] for _ in range(3)) < 0.1
+
+
+@pytest.mark.slow
+def test_the_wheel_works_without_the_checkout(unpacked, tmp_path):
+    command = [sys.executable, "-I", str(ROOT / ".ci" / "use_wheel.py"), str(unpacked)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"in {unpacked / 'proxnet_tf'} works" in done.stdout
+
+
+def test_no_setting_stands_twice():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert {name.split(".")[0] for name in config.sections()} == {"options"}
+    assert set(project["tool"]["setuptools"]) == {"dynamic"}
+    assert not set(config["options"]) & set(project["project"])
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'ProxNet'"):
         proxnet_tf.ProxNet  # noqa: B018
     assert not hasattr(proxnet_tf, "__wrapped__")
 
 
-@pytest.mark.slow
-def test_import_takes_at_most_a_tenth_of_a_second(tmp_path):
-    """Beyond TensorFlow and Keras, in the time of the processor, with bytecode as installed."""
-    code = (
-        "import time, tensorflow, keras; start = time.process_time(); import proxnet_tf; "
-        "print(time.process_time() - start)"
-    )
-    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | bytecode
-    times = [
-        float(subprocess.check_output([sys.executable, "-c", code], env=environment, text=True))
-        for _ in range(3)
-    ]
-    assert min(times) < 0.1
+# --- who imports whom -----------------------------------------------------------------------------
 
 
 def imported(path, top_level_only=False):

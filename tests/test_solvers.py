@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from proxnet_tf import ProxCCA, ProxGCCA, solvers
-from proxnet_tf.ops.multiview.newton import Settings
 from proxnet_tf.solvers import LBFGS, Newton
+from tests.helpers.data import SIZES, THREE, shared_views
 
 OPTIONS = dict(tolerance=1e-6, max_iterations=7, jit_compile=False, device="CPU:0")
 
@@ -32,12 +32,6 @@ def test_solvers_are_values(cls):
 def test_different_solvers_differ():
     assert Newton() != LBFGS()
     assert solvers.get("newton") == Newton() and solvers.get("lbfgs") == LBFGS()
-
-
-def test_what_the_operations_get():
-    expected = Settings("lbfgs", 1e-6, 7, False, "CPU:0")
-    assert LBFGS(**OPTIONS).settings == expected
-    assert Newton().settings == Settings()
 
 
 @pytest.mark.parametrize("identifier", ["adam", None, 3, {"tolerance": 1e-3}, Newton, "Newton"])
@@ -67,7 +61,7 @@ def test_bad_arguments(cls, arguments, message):
 
 def test_a_layer_keeps_its_solver_in_files(tmp_path):
     solver = LBFGS(1e-6, 30, jit_compile=False)
-    inputs = [keras.Input((d,)) for d in (3, 4, 2)]
+    inputs = [keras.Input((width,)) for width in THREE]
     moved = ProxGCCA(4, solver=solver)(inputs)
     model = keras.Model(inputs, ProxCCA(2, solver="lbfgs")(moved[:2]))
     model.save(tmp_path / "model.keras")
@@ -77,26 +71,14 @@ def test_a_layer_keeps_its_solver_in_files(tmp_path):
 
 
 def test_a_bound_on_the_iterations_and_a_tolerance_act():
-    x = tf.constant(np.random.default_rng(0).normal(size=(20, 7)))
+    x = tf.constant(shared_views(20, SIZES))
     iterations = []
     for solver in (Newton(1e-2, jit_compile=False), Newton(1e-10, jit_compile=False)):
-        layer = ProxCCA(lam=0.5, split=(3, 4), solver=solver, dtype="float64")
+        layer = ProxCCA(lam=0.5, split=SIZES, solver=solver, dtype="float64")
         layer(x, training=True)
         assert layer.status["residual"] <= solver.tolerance
         iterations.append(layer.status["iterations"])
     assert iterations[0] < iterations[1]
-    layer = ProxCCA(lam=0.5, split=(3, 4), solver=Newton(1e-10, 2, False), dtype="float64")
+    layer = ProxCCA(lam=0.5, split=SIZES, solver=Newton(1e-10, 2, False), dtype="float64")
     with pytest.warns(UserWarning, match="after 2 iterations"):
         layer(x, training=True)
-
-
-def test_configurations_of_the_first_version():
-    new = {"name": "prox", "solver": keras.saving.serialize_keras_object(Newton())}
-    assert solvers.upgrade(new) == new
-    assert solvers.upgrade({"lam": 1.0}) == {"lam": 1.0}
-    old = {"solver": "lbfgs", "tolerance": 1e-6, "max_iterations": 9, "lam": 1.0}
-    upgraded = solvers.upgrade(old | {"jit_solver": True, "solver_device": None})
-    assert solvers.get(upgraded.pop("solver")) == LBFGS(1e-6, 9)
-    assert upgraded == {"lam": 1.0}
-    some = solvers.upgrade({"jit_solver": False})
-    assert solvers.get(some["solver"]) == Newton(jit_compile=False)

@@ -18,17 +18,20 @@ DIRECTIONS = ("both", "first_to_second", "second_to_first")
 class _Retrieval(keras.metrics.Metric):
     """What the metrics of retrieval share: everything but the score of a query."""
 
+    default_name: str
+
     def __init__(
         self,
-        views: Sequence[int],
-        direction: str,
-        capacity: int,
-        split: Sequence[int] | None,
-        nan_is_missing: bool,
-        name: str,
+        *,
+        views: Sequence[int] = (0, 1),
+        direction: str = "both",
+        capacity: int = 4096,
+        split: Sequence[int] | None = None,
+        nan_is_missing: bool = False,
+        name: str | None = None,
         **kwargs: Any,
     ):
-        super().__init__(name=name, **kwargs)
+        super().__init__(name=name or self.default_name, **kwargs)
         self.views = _check_pair(views)
         self.direction = check_choice("direction", direction, DIRECTIONS)
         self.capacity = check_integer("capacity", capacity)
@@ -192,8 +195,15 @@ class RecallAtK(_Retrieval):
         **kwargs: Any,
     ):
         self.k = check_integer("k", k)
-        name = name or f"recall_at_{self.k}"
-        super().__init__(views, direction, capacity, split, nan_is_missing, name, **kwargs)
+        super().__init__(
+            views=views,
+            direction=direction,
+            capacity=capacity,
+            split=split,
+            nan_is_missing=nan_is_missing,
+            name=name or f"recall_at_{self.k}",
+            **kwargs,
+        )
 
     def _score(self, pairs: ranks.Pairs) -> tf.Tensor:
         return ranks.mean(pairs, ranks.recall(pairs, self.k))
@@ -217,7 +227,7 @@ class MeanReciprocalRank(_Retrieval):
         capacity: as for `RecallAtK`.
         split: as for `RecallAtK`.
         nan_is_missing: as for `RecallAtK`.
-        name: name of the metric.
+        name: name of the metric; that of the class by default.
         **kwargs: of `keras.metrics.Metric`: `dtype` of the result.
 
     Call arguments (`update_state`): as for `RecallAtK`.
@@ -238,18 +248,7 @@ class MeanReciprocalRank(_Retrieval):
     Reference: Voorhees, The TREC-8 question answering track report (1999).
     """
 
-    def __init__(
-        self,
-        *,
-        views: Sequence[int] = (0, 1),
-        direction: str = "both",
-        capacity: int = 4096,
-        split: Sequence[int] | None = None,
-        nan_is_missing: bool = False,
-        name: str = "mean_reciprocal_rank",
-        **kwargs: Any,
-    ):
-        super().__init__(views, direction, capacity, split, nan_is_missing, name, **kwargs)
+    default_name = "mean_reciprocal_rank"
 
     def _score(self, pairs: ranks.Pairs) -> tf.Tensor:
         return ranks.mean(pairs, ranks.reciprocal(pairs))
@@ -271,7 +270,7 @@ class MedianRank(_Retrieval):
         capacity: as for `RecallAtK`.
         split: as for `RecallAtK`.
         nan_is_missing: as for `RecallAtK`.
-        name: name of the metric.
+        name: name of the metric; that of the class by default.
         **kwargs: of `keras.metrics.Metric`: `dtype` of the result.
 
     Call arguments (`update_state`): as for `RecallAtK`. Of weighted queries it is the number with
@@ -292,18 +291,7 @@ class MedianRank(_Retrieval):
     Reference: Hodosh, Young, Hockenmaier, Framing image description as a ranking task (2013).
     """
 
-    def __init__(
-        self,
-        *,
-        views: Sequence[int] = (0, 1),
-        direction: str = "both",
-        capacity: int = 4096,
-        split: Sequence[int] | None = None,
-        nan_is_missing: bool = False,
-        name: str = "median_rank",
-        **kwargs: Any,
-    ):
-        super().__init__(views, direction, capacity, split, nan_is_missing, name, **kwargs)
+    default_name = "median_rank"
 
     def _score(self, pairs: ranks.Pairs) -> tf.Tensor:
         return ranks.median(pairs, ranks.rank(pairs))

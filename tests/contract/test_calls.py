@@ -19,17 +19,10 @@ from tests.helpers.layer_checks import (
     randomize,
     symbolic,
 )
-from tests.helpers.registry import LAYERS
-
-LISTS = [name for name, case in LAYERS.items() if isinstance(case.inputs, list)]
-APART = [name for name, case in LAYERS.items() if case.rows == "apart"]
+from tests.helpers.registry import LAYERS, layers, takes_views
 
 
-def shapes(outputs):
-    return tree.map_structure(lambda x: tuple(x.shape), outputs)
-
-
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", layers())
 def test_symbolic_equals_eager_equals_graph(name):
     case = LAYERS[name]
     layer, call = case.make(), {"training": case.training}
@@ -47,7 +40,7 @@ def test_symbolic_equals_eager_equals_graph(name):
 
     for kind in (tuple, list):
         shape = map_inputs(lambda x, kind=kind: kind((None, *x.shape[1:])), case.inputs)
-        if isinstance(case.inputs, list):
+        if takes_views(case):
             shape = kind(shape)
         found = layer.compute_output_shape(shape)
         wanted = [(None, *value.shape[1:]) for value in flat(eager)]
@@ -60,7 +53,7 @@ def test_symbolic_equals_eager_equals_graph(name):
     assert len(layer.losses) == case.losses
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", layers())
 def test_dtype_of_the_policy(name):
     """Outputs in the compute dtype and near those in float32, which is what variables have."""
     case = LAYERS[name]
@@ -100,7 +93,7 @@ class Named(typing.NamedTuple):
     second: typing.Any
 
 
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("name", layers(takes_views))
 def test_inputs_in_a_tuple(name):
     case = LAYERS[name]
     layer = case.make()
@@ -116,7 +109,7 @@ def test_inputs_in_a_tuple(name):
         tree.assert_same_structure(spec, found)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", layers())
 def test_compiled_by_xla_where_supported(name):
     case = LAYERS[name]
     layer = case.make()
@@ -126,7 +119,7 @@ def test_compiled_by_xla_where_supported(name):
         assert_same(tf.function(layer, jit_compile=True)(case.inputs), expected, 1e-4)
 
 
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("name", layers(lambda case: case.rows == "apart"))
 def test_one_example_and_none(name):
     case = LAYERS[name]
     layer = case.make()
@@ -143,7 +136,7 @@ def test_one_example_and_none(name):
         assert [g.shape for g in gradients] == [x.shape for x in tf.nest.flatten(given)]
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name not in APART])
+@pytest.mark.parametrize("name", layers(lambda case: case.rows == "together"))
 def test_small_batches_of_layers_that_see_the_batch(name):
     case = LAYERS[name]
     layer = case.make()
@@ -157,7 +150,7 @@ def test_small_batches_of_layers_that_see_the_batch(name):
     assert_finite(layer.weights)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", layers())
 def test_inputs_of_another_dtype(name):
     """Floats are cast to the layer's dtype; anything else is cast too, or refused in words."""
     case = LAYERS[name]
@@ -180,7 +173,7 @@ def test_inputs_of_another_dtype(name):
     "dtype",
     ["float32", "mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", layers())
 def test_fit_moves_what_is_trainable_and_keeps_everything_finite(name, dtype):
     case = LAYERS[name]
     keras.utils.set_random_seed(0)
@@ -191,7 +184,7 @@ def test_fit_moves_what_is_trainable_and_keeps_everything_finite(name, dtype):
         model = keras.Model(inputs, head(layer(scaled)))
     before = model.get_weights()
     # Eager steps cost less than tracing; `run_layer_test` trains layers of one input in a graph.
-    eager = dtype != "float32" or name not in LISTS
+    eager = dtype != "float32" or not takes_views(case)
     optimizer = keras.optimizers.SGD(0.1)
     if dtype == "mixed_float16":  # with Keras's own first scale gradients overflow: no step
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=16.0)
@@ -213,7 +206,7 @@ def test_fit_moves_what_is_trainable_and_keeps_everything_finite(name, dtype):
             np.testing.assert_array_equal(weight, value, weight.path)
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if "Cell" not in name])
+@pytest.mark.parametrize("name", layers(lambda case: case.cls is not keras.layers.RNN))
 def test_ragged_and_sparse_inputs_are_refused(name):
     case = LAYERS[name]
     for kind, wrong in (

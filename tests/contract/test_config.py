@@ -12,7 +12,7 @@ from tests.helpers.layer_checks import (
     constructor_arguments,
     same_config,
 )
-from tests.helpers.registry import CONFIGURED, LAYERS
+from tests.helpers.registry import CONFIGURED, LAYERS, layers
 
 CLASSES = {type(make()) for make in CONFIGURED.values()}
 
@@ -31,7 +31,7 @@ def test_every_argument_is_checked_with_another_value_than_its_default(cls):
     assert not same, f"give these a value other than their default in the registry: {same}"
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", layers())
 def test_layers_serialise_before_and_after_build(name):
     case = LAYERS[name]
     layer = case.make(name="mine")

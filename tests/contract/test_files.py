@@ -6,7 +6,7 @@ import pytest
 
 from proxnet_tf import ProxKernelFeatures
 from tests.helpers.layer_checks import assert_same, head, map_inputs, randomize, symbolic
-from tests.helpers.registry import LAYERS, SEQUENCES, register
+from tests.helpers.registry import LAYERS, SEQUENCES, layers, register, takes_views
 
 
 @register
@@ -29,41 +29,46 @@ class Subclassed(keras.Model):
         return cls(keras.saving.deserialize_keras_object(config.pop("layer")), **config)
 
 
-def two_of(case, inputs):
-    """A functional model with two layers side by side that share their input."""
-    layers = [case.make(), case.make()]
-    outputs = [head(layer(inputs)) for layer in layers]
-    return keras.Model(inputs, keras.layers.Add()(outputs)), layers
-
-
-def prepared(model, case):
+def prepared(model, inputs):
     """Weights that no new model has, and statistics of training batches."""
     randomize(model)
     for training in (True, False):
-        model(case.inputs, training=training)
+        model(inputs, training=training)
     for variable in model.non_trainable_variables:
         if variable.name == "lam":
             variable.assign(0.9)
     return model
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_model_that_holds_two(name, tmp_path):
-    case = LAYERS[name]
-    model, _ = two_of(case, symbolic(case.inputs))
-    prepared(model, case)
-    expected = model(case.inputs)
+def check_files(model, fresh, inputs, path):
+    """The whole model and its weights alone come back from files."""
+    expected = model(inputs)
+    model.save(path / "model.keras")
+    reloaded = keras.saving.load_model(path / "model.keras")
+    assert_same(reloaded(inputs), expected)
+    assert len(reloaded.weights) == len(model.weights)
+    model.save_weights(path / "model.weights.h5")
+    fresh.load_weights(path / "model.weights.h5")
+    assert_same(fresh(inputs), expected)
+    assert_same(fresh.get_weights(), model.get_weights(), 0.0)
 
-    model.save(tmp_path / "model.keras")
-    assert_same(keras.saving.load_model(tmp_path / "model.keras")(case.inputs), expected)
+
+@pytest.mark.parametrize("name", layers())
+def test_two_layers_one_of_them_at_two_positions(name, tmp_path):
+    case = LAYERS[name]
+
+    def make():
+        places, twice = [symbolic(case.inputs), symbolic(case.inputs)], case.make()
+        outputs = [twice(places[0]), case.make()(places[0]), twice(places[1])]
+        return keras.Model(places, keras.layers.Add()([head(output) for output in outputs]))
+
+    flipped = map_inputs(lambda x: np.ascontiguousarray(x[::-1]) * 0.7, case.inputs)
+    inputs = [case.inputs, flipped]
+    model = prepared(make(), inputs)
+    check_files(model, make(), inputs, tmp_path)
     clone = keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
-    assert_same(clone(case.inputs), expected)
-    model.save_weights(tmp_path / "model.weights.h5")
-    fresh, _ = two_of(case, symbolic(case.inputs))
-    fresh.load_weights(tmp_path / "model.weights.h5")
-    assert_same(fresh(case.inputs), expected)
-    assert_same(fresh.get_weights(), model.get_weights(), 0.0)
+    assert_same(clone(inputs), model(inputs))
 
     paths = [v.path for v in model.variables]
     assert len(paths) == len(set(paths)), sorted({p for p in paths if paths.count(p) > 1})
@@ -71,56 +76,35 @@ def test_a_model_that_holds_two(name, tmp_path):
     model.get_state_tree()
 
 
-TENSOR = [name for name, case in LAYERS.items() if not isinstance(case.inputs, list)]
-PLACES = [(n, "subclassed") for n in LAYERS] + [
-    pytest.param(n, "sequential", marks=[pytest.mark.slow][: n not in ("ProxLSTM", "ProxDropout")])
-    for n in TENSOR
-]
-
-
-@pytest.mark.parametrize("name, kind", PLACES)
-def test_subclassed_and_sequential_models(name, kind, tmp_path):
+@pytest.mark.parametrize("name", layers())
+def test_in_a_subclassed_model(name, tmp_path):
     case = LAYERS[name]
-
-    def make():
-        layer = case.make()
-        if kind == "subclassed":
-            return Subclassed(layer)
-        return keras.Sequential([layer])  # its input comes with the first call
-
-    model = make()
-    model(case.inputs)
-    expected = prepared(model, case)(case.inputs)
-    model.save(tmp_path / "model.keras")
-    assert_same(keras.saving.load_model(tmp_path / "model.keras")(case.inputs), expected)
-    model.save_weights(tmp_path / "model.weights.h5")
-    fresh = make()
-    fresh(case.inputs)
-    fresh.load_weights(tmp_path / "model.weights.h5")
-    assert_same(fresh(case.inputs), expected)
+    model, fresh = Subclassed(case.make()), Subclassed(case.make())
+    for each in (model, fresh):
+        each(case.inputs)  # builds it
+    check_files(prepared(model, case.inputs), fresh, case.inputs, tmp_path)
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_one_layer_at_two_positions(name, tmp_path):
+def one_tensor(case):
+    return not takes_views(case)
+
+
+@pytest.mark.parametrize("name", layers(one_tensor))
+def test_in_a_sequential_model(name, tmp_path):
+    """Its input comes with the first call."""
     case = LAYERS[name]
-    layer = case.make()
-    places = [symbolic(case.inputs), symbolic(case.inputs)]
-    outputs = [layer(place, training=case.training) for place in places]
-    randomize(layer)
-    flipped = map_inputs(lambda x: np.ascontiguousarray(x[::-1]) * 0.7, case.inputs)
-    model = keras.Model(places, outputs)
-    expected = [layer(x, training=case.training) for x in (case.inputs, flipped)]
-    assert_same(model([case.inputs, flipped]), expected)
-    model.save(tmp_path / "model.keras")
-    reloaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert len(reloaded.weights) == len(layer.weights)
-    assert_same(reloaded([case.inputs, flipped]), expected)
+    model, fresh = (keras.Sequential([case.make()]) for _ in range(2))
+    for each in (model, fresh):
+        each(case.inputs)
+    check_files(prepared(model, case.inputs), fresh, case.inputs, tmp_path)
 
 
 # Keras's wrapper takes one tensor and returns one.
-@pytest.mark.parametrize("name", [n for n in TENSOR if n != "ProxLSTM, unrolled"])
+@pytest.mark.parametrize(
+    "name", [p for p in layers(one_tensor) if p.values[0] != "ProxLSTM, unrolled"]
+)
 def test_inside_time_distributed(name, tmp_path):
-    """The same as the layer on each slice, here the batch as it is and another one."""
+    """The same as the layer on each slice. Keras's wrapper takes one tensor and returns one."""
     case = LAYERS[name]
     slices = [case.inputs, 0.7 * case.inputs[::-1]]
     outer = keras.layers.TimeDistributed(case.make())
@@ -143,22 +127,16 @@ def test_what_adapt_found_is_in_the_weights(place, tmp_path):
         if adapted:
             layer.adapt(rows)
         if place == "subclassed":
-            return Subclassed(layer)
+            model = Subclassed(layer)
+            model(keras.Input(SEQUENCES.shape[1:]))  # Keras builds what is inside by a call only
+            return model
         inputs = keras.Input(SEQUENCES.shape[1:])
         outer = keras.layers.TimeDistributed(layer) if place == "time distributed" else layer
         return keras.Model(inputs, outer(inputs))
 
     model = make(adapted=True)
-    expected = model(SEQUENCES)
-    model.save(tmp_path / "model.keras")
-    assert_same(keras.saving.load_model(tmp_path / "model.keras")(SEQUENCES), expected)
-    model.save_weights(tmp_path / "model.weights.h5")
-    fresh = make()
-    if place == "subclassed":
-        fresh(keras.Input(SEQUENCES.shape[1:]))  # Keras builds what is inside by a call only
-    fresh.load_weights(tmp_path / "model.weights.h5")
-    assert_same(fresh(SEQUENCES), expected)
+    check_files(model, make(), SEQUENCES, tmp_path)
     if place != "subclassed":
         clone = keras.models.clone_model(model)
         clone.set_weights(model.get_weights())
-        assert_same(clone(SEQUENCES), expected)
+        assert_same(clone(SEQUENCES), model(SEQUENCES))

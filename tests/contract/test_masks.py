@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from proxnet_tf import Prox
 from tests.helpers.layer_checks import assert_finite, assert_same, flat, map_inputs, randomize
-from tests.helpers.registry import LAYERS, SEQUENCES, roughness
+from tests.helpers.registry import LAYERS, SEQUENCES, layers, roughness
 
-MASKED = [name for name, case in LAYERS.items() if case.masks]
+MASKED = layers(lambda case: case.masks)
 
 
 def lengths_of(case):

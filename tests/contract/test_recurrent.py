@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from proxnet_tf import ProxGRU, ProxGRUCell, ProxLSTM, ProxLSTMCell, ProxRNNCell
-from tests.helpers.layer_checks import assert_finite, assert_same, policy, randomize
+from tests.helpers.layer_checks import assert_finite, assert_same, randomize
 from tests.helpers.registry import CELLS, SEQUENCES, UNITS, LeakyCell, wrapped
 
 LENGTHS = 1 + np.arange(len(SEQUENCES)) % SEQUENCES.shape[1]
@@ -14,15 +14,11 @@ MASK = np.arange(SEQUENCES.shape[1]) < LENGTHS[:, None]
 HOLES = np.random.default_rng(0).random(MASK.shape) < 0.6  # masked steps at the start and inside
 
 LAYERS = {"ProxLSTM": (ProxLSTM, keras.layers.LSTM), "ProxGRU": (ProxGRU, keras.layers.GRU)}
-OWN_CELLS = {
-    "ProxLSTMCell": ProxLSTMCell,
-    "ProxGRUCell": ProxGRUCell,
-}
+OWN_CELLS = {"ProxLSTMCell": ProxLSTMCell, "ProxGRUCell": ProxGRUCell}
 PLAIN_CELLS = {
     "ProxLSTMCell": keras.layers.LSTMCell,
     "ProxGRUCell": keras.layers.GRUCell,
     "ProxRNNCell of GRUCell": keras.layers.GRUCell,
-    "ProxRNNCell of SimpleRNNCell": keras.layers.SimpleRNNCell,
     "ProxRNNCell of LSTMCell": keras.layers.LSTMCell,
     "ProxRNNCell of a user's cell": LeakyCell,
 }
@@ -45,12 +41,17 @@ def keras_layer(name, cell=None, **options):
     return keras.layers.RNN(PLAIN_CELLS[name](UNITS, **cell), **options)
 
 
-NAMES = [*LAYERS, *CELLS]
-# Where a test builds several models: the layers, wrapped cells of one state and of two, and one
-# cell in closed form.
-# What shows the others' kinds, too.
-FIRST = ("ProxLSTM", "ProxGRU", "ProxLSTMCell", "ProxRNNCell of GRUCell")
-SOME = [name for name in NAMES if "SimpleRNN" not in name and "ProxGRUCell" not in name]
+# Two states and one in closed form, and a wrapped cell; the others are their kin.
+ALWAYS = ("ProxLSTM", "ProxGRU", "ProxRNNCell of GRUCell")
+
+
+def names(select=lambda name: True):
+    """Parameters of the tests below: names of layers and cells that `select` takes."""
+    return [
+        pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.slow)
+        for name in (*LAYERS, *CELLS)
+        if select(name)
+    ]
 
 
 def built(layer):
@@ -99,7 +100,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names())
 def test_without_penalty_it_is_keras(name, case):
     options, call = OPTIONS[case]
     if "initial_state" in call:
@@ -110,7 +111,7 @@ def test_without_penalty_it_is_keras(name, case):
 
 
 @pytest.mark.parametrize("recurrent_dropout", [0.0, 0.3])
-@pytest.mark.parametrize("name", [n for n in NAMES if "user" not in n])
+@pytest.mark.parametrize("name", names(lambda name: "user" not in name))
 def test_dropout_with_equal_seeds_is_that_of_keras(name, recurrent_dropout):
     cell = {"dropout": 0.4, "recurrent_dropout": recurrent_dropout, "seed": 11}
     mine, theirs = pair(name, cell, return_sequences=True)
@@ -139,7 +140,7 @@ def loop(cell, states, mask=None, backwards=False, zeros=False):
 
 
 @pytest.mark.parametrize("case", [c for c in OPTIONS if "zeros" in c or "initial" in c])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names())
 def test_layer_is_a_loop_over_its_cell(name, case):
     options, call = OPTIONS[case]
     options = {**options, "return_sequences": True, "return_state": True}
@@ -160,10 +161,7 @@ def test_layer_is_a_loop_over_its_cell(name, case):
     assert np.abs(outputs - plain(SEQUENCES, **given)[0]).max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow][: n not in FIRST]) for n in NAMES],
-)
+@pytest.mark.parametrize("name", names())
 def test_stateful_continues_where_the_last_batch_ended(name):
     options = {"return_sequences": True, "return_state": True}
     plain = randomize(built(make(name, 1.3, **options)))
@@ -194,18 +192,7 @@ def test_stateful_continues_where_the_last_batch_ended(name):
     assert all(np.any(state) for state in layer.states)
 
 
-@pytest.mark.parametrize("name", SOME)
-def test_stateful_in_16_bits(name):
-    with policy("mixed_float16"):
-        layer = randomize(built(make(name, 1.3, stateful=True)))
-        whole = randomize(built(make(name, 1.3)))(SEQUENCES)
-    layer(SEQUENCES[:, :2])
-    second = layer(SEQUENCES[:, 2:])
-    assert second.dtype == layer.compute_dtype == "float16"
-    np.testing.assert_allclose(second, whole, atol=5e-3)
-
-
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", names())
 def test_initial_states_in_a_functional_model(name, tmp_path):
     layer = make(name, 1.3, return_state=True)
     inputs = keras.Input(SEQUENCES.shape[1:])
@@ -220,7 +207,7 @@ def test_initial_states_in_a_functional_model(name, tmp_path):
 
 
 @pytest.mark.parametrize("merge_mode", ["concat", "sum"])
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", names())
 def test_bidirectional(name, merge_mode, tmp_path):
     options = {"return_sequences": True, "return_state": merge_mode == "sum"}
     layer = keras.layers.Bidirectional(make(name, 1.3, **options), merge_mode=merge_mode)
@@ -242,14 +229,6 @@ def test_bidirectional(name, merge_mode, tmp_path):
     assert len(paths) == len(set(paths)), paths
     model.compile("sgd")  # Keras needs its optimizer here
     model.get_state_tree()
-
-
-def test_bidirectional_without_penalty_is_that_of_keras():
-    mine, theirs = pair("ProxLSTM", return_sequences=True)
-    for merge_mode in ("mul", "ave", None):
-        layers = [keras.layers.Bidirectional(x, merge_mode=merge_mode) for x in (mine, theirs)]
-        found, wanted = (randomize(built(x))(SEQUENCES, mask=HOLES) for x in layers)
-        assert_same(found, wanted)
 
 
 def stacked_cells():
@@ -297,17 +276,12 @@ def test_cell_returns_states_as_the_wrapped_cell_does(name):
         assert output.shape == wanted_output.shape
         kinds = [(s.shape, s.dtype) for s in keras.tree.flatten(new)]
         assert kinds == [(s.shape, s.dtype) for s in keras.tree.flatten(wanted)]
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_initial_state_of_the_cell(name):
-    cell = CELLS[name]()
     states = keras.tree.flatten(cell.get_initial_state(batch_size=2))
     assert [s.shape for s in states] == [(2, UNITS)] * len(states_of(name))
     assert all(not np.any(s) for s in states)
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", names())
 def test_any_number_of_steps_and_examples(name):
     layer = make(name, 1.3, return_sequences=True)
     inputs = keras.Input((None, SEQUENCES.shape[2]))

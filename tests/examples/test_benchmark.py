@@ -130,3 +130,16 @@ def test_the_generic_solver_is_compared_with_the_closed_form(monkeypatch, capsys
     load("operators").generic_table(np.random.default_rng(0), shape=(3, 2))
     rows = table_rows(capsys.readouterr().out)
     assert len(rows) == 7 and all(float(row[2]) < 1e-5 and row[3] == "0.000" for row in rows[1:])
+
+
+@pytest.mark.slow
+def test_scaling(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    rows = load("scaling").main(["--quick", "--output", str(tmp_path)])
+    assert [kind for kind, _ in rows] == ["rows"] * 2 + ["width"] * 2 + ["replicas"] * 2
+    for _, row in rows:
+        assert 0 < row["seconds"] < 5 and row["peak"] > 0
+        assert row["residual"] <= row["tolerance"] and row["iterations"] > 1
+    single, double = rows[4][1], rows[5][1]
+    assert double["iterations"] == single["iterations"]
+    assert (tmp_path / "scaling.png").stat().st_size > 10_000

@@ -1,8 +1,6 @@
 """Every script of the gallery runs, is short, and imports nothing but the public API."""
 
 import ast
-import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +11,9 @@ from tests.helpers.markdown import table_rows
 
 FOLDER = Path(__file__).parents[2] / "examples"
 SCRIPTS = {path.stem: path for path in sorted(FOLDER.glob("*.py")) if path.stem != "show"}
-ALONE = ("more_devices",)  # sets up devices before TensorFlow starts
+
+
+LOOPS = ("convex_prior", "prox_lstm_swap")  # faster in a graph than step by step
 
 
 def test_there_are_enough():
@@ -41,33 +41,24 @@ def test_short_public_and_a_question(name):
                 assert node.module == "proxnet_tf.datasets"
 
 
-# The others run on request.
-ALWAYS = {"export_and_serve", "own_prior"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n in ALWAYS else pytest.mark.slow) for n in SCRIPTS],
-)
+@pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.filterwarnings("ignore:currentThread:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:getName:DeprecationWarning")
-def test_runs(name, tmp_path, monkeypatch, capsys):
-    arguments = ["--small", "--output", str(tmp_path / "out")]
-    if name in ALONE:
-        command = [sys.executable, str(SCRIPTS[name]), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        printed = done.stdout
-    else:
-        monkeypatch.setattr(sys, "argv", [str(SCRIPTS[name])])
-        monkeypatch.syspath_prepend(str(FOLDER))
-        spec = importlib.util.spec_from_file_location(f"gallery_{name}", SCRIPTS[name])
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.main(arguments)
-        printed = capsys.readouterr().out
+@pytest.mark.usefixtures("without_xla")
+def test_runs(name, tmp_path, monkeypatch, capsys, request):
+    """As its notebook does: without the file and its docstring, and then `main` is called."""
+    if name not in LOOPS:
+        request.getfixturevalue("eager_fit")
+    source = SCRIPTS[name].read_text(encoding="utf-8")
+    lines = source.splitlines()[ast.parse(source).body[0].end_lineno :]
+    code = "\n".join(lines).split("if __name__")[0]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPTS[name])])
+    monkeypatch.syspath_prepend(str(FOLDER))
+    cells = {"__name__": "__main__"}
+    exec(compile(code, name, "exec"), cells)
+    cells["main"](["--small", "--output", str(tmp_path / "out")])
     text = (tmp_path / "out" / f"{name}.md").read_text(encoding="utf-8")
-    assert text in printed
+    assert text in capsys.readouterr().out
     rows = table_rows(text)
     assert len(rows) > 1 and len({len(row) for row in rows}) == 1
     assert "nan" not in text and "inf " not in text

@@ -2,6 +2,11 @@
 
 import numpy as np
 
+# The widths of two views and of three, and how many components, wherever another choice shows
+# nothing more: tests that share them share traced and compiled solvers.
+SIZES, COMPONENTS = (3, 4), 2
+THREE, CORE = (3, 4, 2), 4
+
 WORKED_X = np.array(
     [[0, 0.3], [-0.27, -0.89], [-0.45, -0.99], [0.06, 1.34], [-0.49, -0.62], [0.49, 0.36]]
 )

@@ -2,6 +2,8 @@
 
 The contract tests run over what stands here. A new public class goes in here once, and a new
 argument of a constructor needs a value that is not its default in one of the cases of its class.
+
+`make test` runs a contract for one layer of each kind, `always=True`. The others are `slow`.
 """
 
 import dataclasses
@@ -10,6 +12,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from keras.layers import Dense
 
@@ -41,10 +44,9 @@ from proxnet_tf import (
     prox_of_activation,
 )
 from proxnet_tf.solvers import LBFGS, Newton
-from tests.helpers.data import shared_views
+from tests.helpers.data import COMPONENTS, CORE, SIZES, THREE, shared_views
 
 BATCH, STEPS, FEATURES, UNITS = 4, 4, 3, 3
-SIZES, THREE = (3, 4), (3, 4, 2)
 
 
 def _array(*shape, seed):
@@ -149,6 +151,7 @@ class Layer:
         jit: whether XLA compiles a model that holds the layer.
         empty: whether a batch without rows is allowed (`keras.layers.LSTMCell` does not).
         half: tolerance of the 16-bit outputs relative to those in float32.
+        always: whether the layer stands for its kind, so that its contracts are not `slow`.
     """
 
     cls: type
@@ -162,6 +165,7 @@ class Layer:
     jit: bool = False
     empty: bool = True
     half: float = 0.03
+    always: bool = False
 
     def make(self, **more):
         return self.cls(**self.arguments(), **more)
@@ -198,7 +202,6 @@ CELLS = {
     "ProxLSTMCell": lambda **k: ProxLSTMCell(**_gates(**k)()),
     "ProxGRUCell": lambda **k: ProxGRUCell(**_gates(**k)()),
     "ProxRNNCell of GRUCell": lambda **k: wrapped(keras.layers.GRUCell(UNITS, **k)),
-    "ProxRNNCell of SimpleRNNCell": lambda **k: wrapped(keras.layers.SimpleRNNCell(UNITS, **k)),
     "ProxRNNCell of LSTMCell": lambda **k: wrapped(keras.layers.LSTMCell(UNITS, **k)),
     "ProxRNNCell of a user's cell": lambda **k: wrapped(LeakyCell(UNITS, **k)),
 }
@@ -220,7 +223,12 @@ LAYERS = {
     "ProxCCA": Layer(
         ProxCCA,
         lambda: dict(
-            num_components=2, lam=0.5, epsilon=0.01, inference="batch", split=SIZES, **PLAIN
+            num_components=COMPONENTS,
+            lam=0.5,
+            epsilon=0.01,
+            inference="batch",
+            split=SIZES,
+            **PLAIN,
         ),
         PAIR,
         (0, 1, 0),
@@ -228,64 +236,62 @@ LAYERS = {
     ),
     "ProxCCA, moving, sequences": Layer(
         ProxCCA,
-        lambda: dict(lam=0.5, inference="moving", momentum=0.5, **PLAIN),
+        lambda: dict(num_components=COMPONENTS, lam=0.5, inference="moving", momentum=0.5, **PLAIN),
         VIEW_SEQUENCES,
-        (0, 3, 0),
+        (0, 4, 0),
         rows="together",
         masks="respected",
     ),
     "ProxCCA, in training": Layer(
         ProxCCA,
-        lambda: dict(num_components=1, lam=0.5, split=SIZES, nan_is_missing=True, **PLAIN),
+        lambda: dict(num_components=COMPONENTS, lam=0.5, split=SIZES, nan_is_missing=True, **PLAIN),
         PAIR.reshape(3, 4, -1),
         (0, 1, 0),
         training=True,
         rows="together",
         masks="respected",
+        always=True,
     ),
     "ProxGCCA": Layer(
         ProxGCCA,
-        lambda: dict(num_components=4, lam=0.5, epsilon=0.1, inference="batch", **PLAIN),
+        lambda: dict(num_components=CORE, lam=0.5, epsilon=0.1, inference="batch", **PLAIN),
         VIEWS,
         (0, 1, 0),
         rows="together",
     ),
     "ProxGCCA, moving": Layer(
         ProxGCCA,
-        lambda: dict(num_components=4, lam=0.5, inference="moving", split=THREE, **PLAIN),
+        lambda: dict(num_components=CORE, lam=0.5, inference="moving", split=THREE, **PLAIN),
         TRIPLE,
-        (0, 3, 0),
+        (0, 4, 0),
         rows="together",
+        always=True,
     ),
-    "ProxGCCA, pairwise": Layer(
+    "ProxGCCA, weighted": Layer(
         ProxGCCA,
         lambda: dict(
-            num_components=4,
-            lam=0.5,
-            inference="moving",
-            split=THREE,
-            nan_is_missing=True,
-            missing="pairwise",
-            **PLAIN,
+            num_components=CORE, lam=0.5, weight=0.2, split=THREE, nan_is_missing=True, **PLAIN
         ),
         TRIPLE.reshape(3, 4, -1),
-        (0, 4, 0),
+        (0, 1, 0),
         training=True,
         rows="together",
         masks="respected",
+        losses=1,
     ),
     "CCARegularizer": Layer(
         CCARegularizer,
-        lambda: dict(weight=0.3, num_components=2, epsilon=0.1),
+        lambda: dict(weight=0.3, num_components=COMPONENTS, epsilon=0.1),
         VIEW_SEQUENCES,
         (0, 0, 0),
         rows="together",
         masks="respected",
         losses=1,
+        always=True,
     ),
     "CCARegularizer, envelope": Layer(
         CCARegularizer,
-        lambda: dict(weight=0.3, num_components=2, epsilon=0.1, envelope=2.0),
+        lambda: dict(weight=0.3, num_components=COMPONENTS, epsilon=0.1, envelope=2.0),
         VIEW_SEQUENCES,
         (0, 0, 0),
         rows="together",
@@ -296,25 +302,24 @@ LAYERS = {
         GCCARegularizer,
         lambda: dict(
             weight=0.3,
-            num_components=4,
+            num_components=CORE,
             epsilon=0.1,
             split=THREE,
             nan_is_missing=True,
-            missing="pairwise",
         ),
         TRIPLE,
         (0, 0, 0),
         rows="together",
         losses=1,
     ),
-    "Prox l1": _prox(SEQUENCES, lambda: dict(regularizer="l1"), masks="passed", jit=True),
-    "Prox group_l2": _prox(
-        ROWS,
-        lambda: dict(regularizer=Regularizer("group_l2", weight=0.5, group_size=3)),
-        jit=True,
+    "Prox l1": _prox(
+        SEQUENCES, lambda: dict(regularizer="l1"), masks="passed", jit=True, always=True
     ),
     "Prox simplex along an axis": _prox(
-        SEQUENCES, lambda: dict(constraint=Regularizer("simplex", total=2.0), axis=1), jit=True
+        SEQUENCES,
+        lambda: dict(constraint=Regularizer("simplex", total=2.0), axis=1),
+        jit=True,
+        always=True,
     ),
     "Prox nuclear over the batch": _prox(
         ROWS, lambda: dict(regularizer="nuclear", over="batch"), rows="together"
@@ -331,6 +336,7 @@ LAYERS = {
             regularizer=log_cosh, start=half, tolerance=1e-4, max_iterations=50, monitor="r"
         ),
         masks="passed",
+        always=True,
     ),
     "Prox of a function on a set": _prox(
         ROWS, lambda: dict(regularizer=log_cosh, constraint="simplex", monitor="r")
@@ -340,9 +346,21 @@ LAYERS = {
         lambda: dict(regularizer=Pull(), monitor="r"),
         (1, 1, 0),
     ),
-    "ProxDropout": Layer(ProxDropout, lambda: dict(lam=0.4), SEQUENCES, (0, 1, 0), masks="passed"),
+    "ProxDropout": Layer(
+        ProxDropout,
+        lambda: dict(lam=0.4),
+        SEQUENCES,
+        (0, 1, 0),
+        masks="passed",
+        always=True,
+    ),
     "ProxKernelFeatures": Layer(
-        ProxKernelFeatures, _kernel(power=-0.5), SEQUENCES, (0, 5, 0), masks="passed"
+        ProxKernelFeatures,
+        _kernel(power=-0.5),
+        SEQUENCES,
+        (0, 5, 0),
+        masks="passed",
+        always=True,
     ),
     "ProxKernelFeatures, solved": Layer(
         ProxKernelFeatures,
@@ -350,7 +368,7 @@ LAYERS = {
         SEQUENCES[:, 0],
         (0, 6, 0),
     ),
-    "ProxLSTM": Layer(ProxLSTM, _gates(), SEQUENCES, (3, 1, 1), jit=True),
+    "ProxLSTM": Layer(ProxLSTM, _gates(), SEQUENCES, (3, 1, 1), jit=True, always=True),
     "ProxLSTM, sequences": Layer(
         ProxLSTM,
         _gates(return_sequences=True, jit_compile=False, max_iterations=9),
@@ -387,23 +405,24 @@ LAYERS = {
         jit=True,
     ),
     "ProxGRUCell": _rnn("ProxGRUCell", (3, 1, 1)),
-    "ProxRNNCell of GRUCell": _rnn("ProxRNNCell of GRUCell", (3, 1, 1)),
+    "ProxRNNCell of GRUCell": _rnn("ProxRNNCell of GRUCell", (3, 1, 1), always=True),
     "ProxRNNCell of LSTMCell": _rnn("ProxRNNCell of LSTMCell", (3, 1, 1), empty=False),
     "ProxRNNCell of a user's cell": _rnn("ProxRNNCell of a user's cell", (1, 1, 0)),
 }
-# One layer of each kind, which every contract test runs always; the others run some of them always,
-# and all of them on request.
-FIRST = {
-    "ProxCCA",
-    "ProxGCCA, moving",
-    "CCARegularizer",
-    "Prox group_l2",
-    "Prox of a function",
-    "ProxDropout",
-    "ProxKernelFeatures",
-    "ProxLSTM",
-    "ProxRNNCell of GRUCell",
-}
+
+
+def layers(select=lambda case: True):
+    """Parameters of a contract test: names of the layers that `select` takes."""
+    return [
+        pytest.param(name, marks=[] if case.always else pytest.mark.slow)
+        for name, case in LAYERS.items()
+        if select(case)
+    ]
+
+
+def takes_views(case):
+    """Whether the layer takes a list of arrays."""
+    return isinstance(case.inputs, list)
 
 
 # Objects for the checks of configurations: the layers above, and arguments that no call there has.
@@ -430,6 +449,7 @@ _GRU_GATES = {k: v for k, v in _GATES.items() if k != "unit_forget_bias"}
 _VIEWS = dict(
     num_components=2,
     lam=3.0,
+    weight=0.2,
     epsilon=0.1,
     solver=LBFGS(max_iterations=40, tolerance=1e-6, jit_compile=False, device="CPU:0"),
     gradient="finite_difference",
@@ -448,7 +468,7 @@ _RETRIEVAL = dict(
 )
 CONFIGURED = {
     "ProxCCA, every argument": lambda: ProxCCA(**_VIEWS, split=SIZES),
-    "ProxCCA, replicas": lambda: ProxCCA(synchronized=True, missing="pairwise"),
+    "ProxCCA, replicas": lambda: ProxCCA(synchronized=True),
     "ProxGCCA, every argument": lambda: ProxGCCA(**_VIEWS, split=THREE),
     "ProxGCCA, replicas": lambda: ProxGCCA(2, synchronized=True),
     "CCARegularizer, every argument": lambda: CCARegularizer(
@@ -460,7 +480,6 @@ CONFIGURED = {
         split=SIZES,
         nan_is_missing=True,
         synchronized=True,
-        missing="pairwise",
     ),
     "GCCARegularizer, replicas": lambda: GCCARegularizer(num_components=2, synchronized=True),
     "GCCARegularizer, envelope": lambda: GCCARegularizer(
@@ -547,7 +566,6 @@ CONFIGURED = {
         split=SIZES,
         nan_is_missing=True,
         synchronized=True,
-        missing="pairwise",
         name="agreement",
         dtype="float64",
     ),
@@ -557,11 +575,10 @@ CONFIGURED = {
         split=THREE,
         nan_is_missing=True,
         synchronized=True,
-        missing="pairwise",
         name="core",
     ),
     "CanonicalCorrelation": lambda: CanonicalCorrelation(
-        2, epsilon=0.1, split=SIZES, nan_is_missing=True, missing="pairwise", name="agreement"
+        2, epsilon=0.1, split=SIZES, nan_is_missing=True, name="agreement"
     ),
     "RecallAtK": lambda: RecallAtK(2, **_RETRIEVAL),
     "MeanReciprocalRank": lambda: MeanReciprocalRank(**_RETRIEVAL),

@@ -26,6 +26,7 @@ def test_two_moons(tmp_path):
     assert {f.name for f in tmp_path.iterdir()} == {"moons.png", "moons.md"}
 
 
+@pytest.mark.slow
 def test_dropout_simulation(tmp_path):
     path = tmp_path / "dropout.png"
     first, second = dropout_simulation.main(["--output", str(path)])

@@ -54,12 +54,6 @@ def test_learning_curves_are_means_over_seeds(tmp_path, monkeypatch):
     assert colours[0] == colours[1]  # Vanilla's
 
 
-def test_a_curve_is_as_long_as_the_shortest_run(tmp_path, capsys):
-    runs = [{"loss": [3.0, 2.0, 1.0]}, {"loss": [3.0]}]
-    report.learning_curves({"a": {"Vanilla": runs}}, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").exists() and capsys.readouterr().err == ""
-
-
 def test_a_figure_that_fails_costs_a_line(tmp_path, capsys):
     def draw(_, axes):
         axes.plot([1, 2], [1, 2, 3])

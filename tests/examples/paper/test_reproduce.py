@@ -2,6 +2,9 @@ import argparse
 import importlib
 import json
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import reproduce
@@ -110,11 +113,6 @@ def test_one_that_fails_does_not_stop_the_others_and_is_run_again(scripts, capsy
     assert "| error | 2 |" in (folder / "report.md").read_text()
 
 
-def test_a_package_of_another_name_costs_nothing(monkeypatch):
-    monkeypatch.setattr(reproduce, "PACKAGES", ("numpy", "tensorflow-of-another-name"))
-    assert list(reproduce.versions()) == ["Python", "numpy"]
-
-
 class Parsed(Exception):
     pass
 
@@ -141,11 +139,35 @@ def test_the_scripts_take_the_arguments(name, size, tmp_path, monkeypatch):
             main([*shlex.split(getattr(experiment, size)), *arguments])
 
 
+# --- quietly.py, with which the demo starts -------------------------------------------------------
+
+QUIETLY = Path(reproduce.__file__).with_name("quietly.py")
+
+
 @pytest.mark.slow
-def test_a_real_experiment(tmp_path):
-    arguments = ["--data", str(tmp_path), "--output", str(tmp_path / "out"), "--run", "dropout"]
-    assert reproduce.main(arguments) == 0
-    report = (tmp_path / "out" / "small" / "report.md").read_text()
-    assert "| lam | mu " in report and "(dropout/dropout_simulation.png)" in report
-    figure = tmp_path / "out" / "small" / "dropout" / "dropout_simulation.png"
-    assert figure.read_bytes()[:4] == b"\x89PNG"
+def test_notices_of_the_start_are_held_back(tmp_path):
+    (tmp_path / "other.py").write_text("NAME = 'imported'\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, tensorflow, other\n"
+        "print(other.NAME, sys.argv[1:], __name__)\n"
+        "print('problem', file=sys.stderr)\n"
+        "raise SystemExit(3)\n"
+    )
+    command = [sys.executable, str(QUIETLY), str(script), "--seeds", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("imported ['--seeds', '0'] __main__\n", "problem\n")
+    assert done.returncode == 3
+
+
+def test_a_failing_import_is_shown(tmp_path):
+    package = tmp_path / "tensorflow"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import os\nos.write(2, b'a notice\\n')\nraise ImportError('broken')\n"
+    )
+    command = [sys.executable, str(QUIETLY), "script.py"]
+    environment = {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "a notice\n" in done.stderr and "ImportError: broken" in done.stderr
+    assert done.returncode == 1

@@ -43,14 +43,6 @@ def test_batches_hold_similar_lengths():
     assert any(a.tobytes() != b.tobytes() for (a, _), (b, _) in zip(first, second, strict=True))
 
 
-def test_batches_of_words_are_drawn_at_random():
-    data = sequences([1, 2, 3, 4] * 10)
-    ((x, y), *rest), _ = passes(data, 30, False, 2)
-    assert len(set(np.any(x != 0, -1).sum(1))) > 2
-    assert x.shape == (30, 4, 2) and y.shape == (30,)
-    assert [part.shape for part, _ in rest] == [(10, 4, 2)]
-
-
 def test_split_and_normalization():
     data = sequences([3, 1, 2] * 8)
     fitted, held_out = training.split(data, 0)
@@ -61,15 +53,6 @@ def test_split_and_normalization():
     np.testing.assert_allclose((steps.mean(0), steps.std(0)), ([0, 0], [1, 1]), atol=1e-5)
     assert not train[~data.mask].any()
     np.testing.assert_array_equal(train, test)
-
-
-def test_fewer_series_are_some_of_the_more():
-    data = sequences([3, 1, 2] * 8)
-    fitted, held_out = training.split(data, 0)
-    few, held_out_too = training.split(data, 0, count=4)
-    np.testing.assert_array_equal(np.bincount(data.labels[few]), [4, 4])
-    assert set(few) < set(fitted)
-    np.testing.assert_array_equal(held_out, held_out_too)
 
 
 def test_speakers_are_held_out_whole():
@@ -103,17 +86,6 @@ def test_a_grid_grows_until_its_best_value_is_inside():
     least = example.choose(lambda k: -k, (-4, -2, -1), least=-3)
     assert least == (-3, {-3: 3, -2: 2, -1: 1}, True)
     assert example.choose(lambda k: -abs(k + 2), (-3, -2, -1), least=-3)[::2] == (-2, False)
-
-
-def test_at_most_so_many_examples():
-    data = sequences([1, 2, 3])
-    assert training.first(data, None, 0) is data
-    assert training.first(data, 3, 0) is data
-    two = training.first(data, 2, 0)
-    assert len(two.labels) == 2
-    np.testing.assert_array_equal(
-        two.mask.sum(1), [[1, 2, 3][int(v) - 1] for v in two.values[:, 0, 0]]
-    )
 
 
 def test_networks_are_those_of_the_paper():

@@ -7,19 +7,10 @@ import numpy as np
 import pytest
 import sketchy
 import tensorflow as tf
-from matplotlib.ft2font import FT2Font
 
 from tests.helpers.markdown import table_rows
 
 TINY = "--classes 2 --pairs 10 --hidden 8 --seeds 3 --epochs 4".split()
-
-
-def test_every_font_has_every_character():
-    assert len(glyphs.CHARACTERS) == len(set(glyphs.CHARACTERS)) == 125
-    folder = glyphs.Path(glyphs.matplotlib.get_data_path()) / "fonts" / "ttf"
-    for name in glyphs.FONTS:
-        font = FT2Font(folder / name)
-        assert all(font.get_char_index(ord(c)) for c in glyphs.CHARACTERS), name
 
 
 def test_glyph_pairs():
@@ -48,13 +39,6 @@ def test_a_photo_looks_like_its_own_sketch():
     assert likeness[same_class].mean() > likeness[~same_class].mean() + 0.02
 
 
-def test_resnet18_has_the_published_size():
-    inputs = keras.Input((64, 64, 3))
-    model = keras.Model(inputs, images.resnet18(inputs))
-    assert model.output_shape == (None, 512)
-    assert sum(int(np.prod(v.shape)) for v in model.trainable_variables) == 11_176_512
-
-
 def test_augmentation_crops_and_mirrors_the_rows():
     ramp = np.broadcast_to(np.linspace(-1, 1, 20), (64, 20, 20))[..., None].astype("float32")
     for flip in (False, True):
@@ -65,15 +49,6 @@ def test_augmentation_crops_and_mirrors_the_rows():
         spread = np.abs(moved[:, 0, -1, 0] - moved[:, 0, 0, 0])
         assert spread.min() > 2 * 0.84 and spread.max() < 2.0
         assert np.ptp(moved, axis=1).max() < 1e-6  # rows stay rows
-
-
-def test_normalized_pixels_and_whole_training_set():
-    pairs = glyphs.glyph_pairs(2, 10)
-    (photos, sketches), labels = next(iter(images.training_batches(pairs, 0, False)))
-    assert photos.shape == (20, 32, 32, 3) and sketches.shape == (20, 32, 32, 1)
-    assert sorted(labels.numpy()) == [0] * 10 + [1] * 10
-    (photos, _), _ = next(iter(images.test_batches(pairs)))
-    np.testing.assert_allclose(photos, pairs.photos / 127.5 - 1.0, atol=1e-6)
 
 
 def test_steps_set_epochs_and_compress_the_schedule():
@@ -158,21 +133,6 @@ def test_prox_goes_on_where_it_was_stopped(stop_at, tmp_path, capsys):
     assert "ProxNet" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_both_stages_of_dccae_resume(stop_at, tmp_path):
-    arguments = [*TINY, "--methods", "dccae", "--pretrain-epochs", "3", "--output", str(tmp_path)]
-    stop_at("pretrain", 1)
-    with pytest.raises(Stop):
-        sketchy.main(arguments)
-    trained = stop_at("fit", 2)
-    with pytest.raises(Stop):
-        sketchy.main(arguments)
-    assert trained == [("pretrain", 2), ("fit", 0), ("fit", 1), ("fit", 2)]
-    trained = stop_at(None, None)
-    sketchy.main(arguments)
-    assert trained == [("fit", 3)]
-
-
 def test_resuming_restores_weights_and_optimizer(tmp_path):
     x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 
@@ -222,27 +182,6 @@ def test_sketchys_folders(tmp_path):
         np.testing.assert_array_equal(part.photos[:, 8, 8, 0] > 120, part.labels)
         np.testing.assert_array_equal(part.sketches[:, 8, 8, 0] > 120, part.labels)
     assert options.backbone == "resnet18"
-
-
-def test_what_is_missing_shows_before_any_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(sketchy, "run", None)
-    with pytest.raises(SystemExit):
-        sketchy.main(["--classes", "20", "126", "--output", str(tmp_path)])
-    for kind, end in (("photo", ".jpg"), ("sketch", "-1.png")):
-        for name in ("ant", "bee"):
-            file = tmp_path / kind / name / f"n0{end}"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch()
-    arguments = ["--data", str(tmp_path), "--classes", "2", "3", "--output", str(tmp_path)]
-    with pytest.raises(ValueError, match="it has 2 classes; num_classes=3"):
-        sketchy.main(arguments)
-
-
-def test_pickles_need_the_flag(tmp_path):
-    (tmp_path / "sketchy.pkl").write_bytes(b"x")
-    options = sketchy.parse(["--data", str(tmp_path / "sketchy.pkl")])
-    with pytest.raises(ValueError, match="allow_pickle=True"):
-        images.load(2, 0, options)
 
 
 @pytest.mark.slow

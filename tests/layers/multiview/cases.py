@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import keras
 import numpy as np
+import pytest
 
 from proxnet_tf import ProxCCA, ProxGCCA
 from proxnet_tf.solvers import Newton
@@ -102,3 +103,7 @@ def _expected(data, shape, sizes, lam, k, epsilon, name):
 CCA = Kind("cca", ProxCCA, (3, 4), 3)
 GCCA = Kind("gcca", ProxGCCA, (3, 4, 2), 4)
 KINDS = (CCA, GCCA)
+# For tests of what the kinds share: two views by default, more on request.
+CCA_FIRST = pytest.mark.parametrize(
+    "kind", [CCA, pytest.param(GCCA, marks=pytest.mark.slow)], ids=["cca", "gcca"]
+)

@@ -8,8 +8,7 @@ import tensorflow as tf
 from proxnet_tf import CCARegularizer, GCCARegularizer, ProxCCA, ProxGCCA
 from proxnet_tf.solvers import Newton
 from tests.helpers import multiview_reference as reference
-from tests.helpers.layer_checks import check_config
-from tests.layers.multiview.cases import EPSILON
+from tests.layers.multiview.cases import CCA_FIRST, EPSILON
 
 
 def penalty(kind, weight=0.3, **options):
@@ -20,17 +19,6 @@ def penalty(kind, weight=0.3, **options):
 def loss(kind, x, k=None, epsilon=EPSILON):
     k = k or kind.k
     return reference.value_and_gradient(np.float64(x), kind.sizes, k, epsilon, kind.name)[0]
-
-
-def test_config_holds_every_argument(kind):
-    options = dict(envelope=2.0, solver=Newton(tolerance=1e-6), nan_is_missing=True)
-    layer = penalty(kind, epsilon=0.1, split=kind.sizes, synchronized=True, **options)
-    check_config(layer)
-    assert penalty(kind).from_config(layer.get_config()).solver == options.pop("solver")
-    expected = dict(epsilon=0.1, split=kind.sizes, synchronized=True, **options)
-    expected |= dict(weight=0.3, num_components=kind.k)
-    config = layer.get_config()
-    assert {name: config[name] for name in expected} == expected
 
 
 def test_value_and_gradient(kind):
@@ -55,6 +43,7 @@ def envelope(kind, x, lam, p):
 
 
 @pytest.mark.parametrize("lam", [0.5, 5.0])
+@CCA_FIRST
 def test_the_envelope_is_the_least_value_of_the_proximal_problem(kind, lam):
     x = kind.joined(24, 1, "float64")
     cls = {"cca": ProxCCA, "gcca": ProxGCCA}[kind.name]
@@ -88,6 +77,7 @@ def test_rows_with_a_missing_view_take_no_part_in_the_envelope(kind):
         assert np.all(slope.numpy()[~valid] == 0.0) and np.all(np.isfinite(slope))
 
 
+@CCA_FIRST
 def test_an_envelope_that_was_not_solved_says_so(kind):
     solver = Newton(tolerance=1e-12, max_iterations=1)
     layer = penalty(kind, envelope=0.1, solver=solver, split=kind.sizes)
@@ -95,16 +85,7 @@ def test_an_envelope_that_was_not_solved_says_so(kind):
         layer(kind.joined(24))
 
 
-@pytest.mark.parametrize("dtype, wanted", [("mixed_float16", "float16"), ("float64", "float64")])
-def test_dtypes(kind, dtype, wanted):
-    x = kind.joined(24)
-    layer = penalty(kind, split=kind.sizes, dtype=dtype)
-    assert layer(x).dtype == wanted
-    assert layer.losses[0].dtype == ("float64" if wanted == "float64" else "float32")
-    atol = 1e-2 if wanted == "float16" else 1e-6
-    np.testing.assert_allclose(layer.losses[0], 0.3 * loss(kind, x), atol=atol)
-
-
+@CCA_FIRST
 def test_its_loss_is_added_to_the_model(kind):
     target = np.random.default_rng(4).normal(size=(24, 1)).astype("float32")
     inputs, moved = kind.encoded(penalty(kind))
@@ -124,36 +105,6 @@ def test_its_loss_is_added_to_the_model(kind):
     slope = tape.gradient(total, dense[0].kernel)
     model.fit(views, target, batch_size=24, verbose=0)
     np.testing.assert_allclose(dense[0].kernel, before - 0.01 * slope, atol=1e-6)
-
-
-def test_two_penalties_and_a_shared_one(kind, tmp_path):
-    # The shared layer adds a loss at each of its two positions.
-    inputs = [keras.Input((d,)) for d in kind.sizes]
-    shared, other = penalty(kind, 0.1), penalty(kind, 0.2, epsilon=0.1)
-    coded = [keras.layers.Dense(d)(x) for d, x in zip(kind.sizes, inputs, strict=True)]
-    outputs = [*other(shared(inputs)), *shared(coded)]
-    model = keras.Model(inputs, outputs)
-    views = kind.views(24)
-    found = model(views)
-    x = np.concatenate(views, 1)
-    codes = np.concatenate(found[len(views) :], 1)
-    expected = [0.1 * loss(kind, x), 0.1 * loss(kind, codes), 0.2 * loss(kind, x, epsilon=0.1)]
-    np.testing.assert_allclose(sorted(map(float, model.losses)), sorted(expected), rtol=1e-4)
-    model(views)
-    assert len(model.losses) == 3  # those of the last call only
-    model.save(tmp_path / "model.keras")
-    reloaded = keras.saving.load_model(tmp_path / "model.keras")
-    reloaded(views)
-    np.testing.assert_allclose(reloaded.losses, model.losses, rtol=1e-5)
-
-
-def test_in_time_distributed_every_step_adds_its_loss(kind):
-    x = np.stack([kind.joined(24, seed) for seed in range(3)], 1)
-    layer = penalty(kind, split=kind.sizes)
-    model = keras.Sequential([keras.Input(x.shape[1:]), keras.layers.TimeDistributed(layer)])
-    np.testing.assert_array_equal(model(x), x)
-    expected = [0.3 * loss(kind, x[:, t]) for t in range(3)]
-    np.testing.assert_allclose(model.losses, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["mask", "NaN", "Keras"])
@@ -190,6 +141,7 @@ def test_a_row_that_is_not_finite_gives_nan(kind):
         (dict(nan_is_missing=None), "`nan_is_missing` must be True or False"),
     ],
 )
+@CCA_FIRST
 def test_bad_arguments(kind, arguments, message):
     with pytest.raises(ValueError, match=message):
         penalty(kind, **arguments)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from proxnet_tf import ProxCCA, ProxGCCA
 from proxnet_tf.solvers import LBFGS, Newton
 from tests.helpers.data import WORKED_X, WORKED_Y, shared_views
-from tests.layers.multiview.cases import CCA, EPSILON, PLAIN, TIGHT, Kind
+from tests.layers.multiview.cases import CCA, CCA_FIRST, EPSILON, PLAIN, TIGHT, Kind
 
 WORKED_Z = np.array(
     [[0.72, 1.07], [-1.19, -1.08], [0.29, -2.09], [-0.34, 0.59], [0.76, 0.24], [-0.02, -0.11]]
@@ -64,6 +64,7 @@ def test_fewer_components(kind):
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 0.3])
+@CCA_FIRST
 def test_ridge(kind, epsilon):
     x = kind.joined(24, 5, "float64")
     layer = kind.layer(lam=2.0, epsilon=epsilon, split=kind.sizes, dtype="float64")
@@ -78,6 +79,7 @@ def test_halves_by_default():
     np.testing.assert_allclose(moved, kind.expected(x, 2.0), atol=2e-6)
 
 
+@CCA_FIRST
 def test_time_steps_count_as_rows(kind):
     rows = kind.joined(24)
     steps = kind.layer(lam=2.0)(kind.parts(rows.reshape(6, 4, -1)), training=True)
@@ -96,6 +98,7 @@ def test_two_views_stacked_in_one_tensor_are_a_batch_of_two_sequences():
     assert np.abs(moved - rows.reshape(2, 12, 6)).max() > 1e-2
 
 
+@CCA_FIRST
 def test_is_deterministic_whatever_batch_came_before(kind):
     layer, inputs = kind.layer(lam=0.3), kind.views(24)
     first = layer(inputs, training=True)
@@ -115,6 +118,7 @@ def test_lam_is_a_weight_read_at_every_call(kind):
 
 
 @pytest.mark.parametrize("n", [1, 6, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 33))])
+@CCA_FIRST
 def test_dynamic_batch_size(kind, n):
     layer = kind.layer(lam=2.0, split=kind.sizes)
     signature = [tf.TensorSpec([None, sum(kind.sizes)], tf.float32)]
@@ -141,6 +145,7 @@ def test_dynamic_batch_size(kind, n):
         ("mixed_bfloat16", "bfloat16", 5e-2),
     ],
 )
+@CCA_FIRST
 def test_dtype_policies(kind, policy, dtype, atol):
     x = kind.joined(24, dtype="float64")
     layer = kind.layer(lam=2.0, dtype=policy, inference="moving", momentum=0.0)
@@ -172,6 +177,7 @@ def test_gradient_is_that_of_the_full_problem(kind, gradient, lam):
     np.testing.assert_allclose(slope, expected, atol=atol)
 
 
+@CCA_FIRST
 def test_gradient_of_a_layer_before_it_is_float32(kind):
     dense = keras.layers.Dense(sum(kind.sizes))
     x = np.random.default_rng(2).normal(size=(24, 5)).astype("float32")
@@ -186,6 +192,7 @@ def test_gradient_of_a_layer_before_it_is_float32(kind):
 
 
 @pytest.mark.parametrize("lam", [0.1, 1.0, 10.0])
+@CCA_FIRST
 def test_compiling_the_solver_changes_nothing_but_rounding(kind, lam):
     def run(jit):
         layer = kind.layer(lam=lam, solver=Newton(jit_compile=jit))
@@ -216,6 +223,7 @@ def test_a_step_in_a_function_that_xla_compiles_whole():
         np.testing.assert_allclose(compiled, plain, rtol=2e-5, atol=2e-5)
 
 
+@CCA_FIRST
 def test_second_derivative_is_refused(kind):
     layer, x = kind.layer(split=kind.sizes), tf.constant(kind.joined(12))
     with tf.GradientTape() as outer:
@@ -287,6 +295,7 @@ def test_monitored_correlation_of_columns_in_different_units():
 @pytest.mark.parametrize("inference", ["identity", "batch", "moving"])
 @pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:.*unsolved")
+@CCA_FIRST
 def test_a_row_that_is_not_finite_gives_nan(kind, bad, inference):
     views = kind.views(24)
     views[0][3, 1] = bad

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from proxnet_tf import CCARegularizer, GCCARegularizer, LambdaSchedule
 from tests.helpers import multiview_reference as reference
-from tests.layers.multiview.cases import EPSILON, TIGHT
+from tests.layers.multiview.cases import CCA_FIRST, EPSILON, TIGHT
 
 WEIGHT = 0.3
 
@@ -63,6 +63,7 @@ def test_value_and_gradient(kind, gradient):
     np.testing.assert_allclose(alone, WEIGHT * 2.0 / 24 * (x - moved), atol=1e-9)
 
 
+@CCA_FIRST
 def test_rows_that_lack_a_view_and_steps_of_sequences(kind):
     x, valid = kind.sequences()
     x = x.astype("float64")
@@ -78,6 +79,7 @@ def test_rows_that_lack_a_view_and_steps_of_sequences(kind):
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@CCA_FIRST
 def test_dtype_of_the_loss(kind, policy):
     x = kind.joined(24)
     layer = kind.layer(lam=2.0, weight=WEIGHT, split=kind.sizes, dtype=policy)
@@ -87,6 +89,7 @@ def test_dtype_of_the_loss(kind, policy):
     np.testing.assert_allclose(loss, WEIGHT * envelope(kind, x, 2.0), atol=2e-3)
 
 
+@CCA_FIRST
 def test_only_training_adds_it(kind):
     layer, x = kind.layer(lam=2.0, weight=WEIGHT, inference="batch"), kind.views(24)
     layer(x)
@@ -98,6 +101,7 @@ def test_only_training_adds_it(kind):
     assert plain.losses == []
 
 
+@CCA_FIRST
 def test_a_schedule_moves_the_map_and_its_envelope(kind):
     x = kind.joined(24)
     layer = kind.layer(lam=9.0, weight=WEIGHT, split=kind.sizes, monitor=True)
@@ -113,6 +117,7 @@ def test_a_schedule_moves_the_map_and_its_envelope(kind):
         np.testing.assert_allclose(logs["loss"][epoch], error + WEIGHT * expected, rtol=1e-4)
 
 
+@CCA_FIRST
 def test_fewer_than_two_rows_have_no_correlation(kind):
     layer = kind.layer(weight=1.0, split=kind.sizes)
     layer(kind.joined(1), training=True)

@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.layers.multiview.cases import CCA_FIRST
 
+
+@CCA_FIRST
 def test_identity_returns_the_views(kind):
     for value, view in zip(kind.layer()(kind.views(9)), kind.views(9), strict=True):
         np.testing.assert_array_equal(value, view)
@@ -50,6 +53,7 @@ def test_moving_mean_and_map_begin_as_means_and_follow_the_momentum(kind, moment
 
 
 @pytest.mark.parametrize("rows", [0, 1])
+@CCA_FIRST
 def test_a_batch_without_a_correlation_moves_nothing(kind, rows):
     layer = kind.layer(inference="moving", momentum=0.5, lam=2.0, split=kind.sizes)
     layer(kind.joined(24), training=True)
@@ -59,6 +63,7 @@ def test_a_batch_without_a_correlation_moves_nothing(kind, rows):
         np.testing.assert_array_equal(new, old)
 
 
+@CCA_FIRST
 def test_moving_inference_leaves_masked_steps_alone(kind):
     x, valid = kind.sequences()
     layer = kind.layer(inference="moving", momentum=0.0, lam=2.0, split=kind.sizes)
@@ -68,6 +73,7 @@ def test_moving_inference_leaves_masked_steps_alone(kind):
 
 
 @pytest.mark.filterwarnings("ignore:.*unsolved")
+@CCA_FIRST
 def test_moving_weights_ignore_a_batch_with_nan(kind):
     layer, views = kind.layer(inference="moving", momentum=0.5), kind.views(24)
     layer(views, training=True)
@@ -78,6 +84,7 @@ def test_moving_weights_ignore_a_batch_with_nan(kind):
         np.testing.assert_array_equal(new, old)
 
 
+@CCA_FIRST
 def test_a_frozen_layer_keeps_its_moving_map_and_applies_it_in_training(kind):
     layer = kind.layer(inference="moving", momentum=0.5, lam=2.0)
     inputs, moved = kind.encoded(layer)
@@ -100,6 +107,7 @@ def test_a_frozen_layer_keeps_its_moving_map_and_applies_it_in_training(kind):
 
 
 @pytest.mark.parametrize("inference", ["identity", "batch"])
+@CCA_FIRST
 def test_without_moving_statistics_a_frozen_layer_solves_in_training(kind, inference):
     layer = kind.layer(inference=inference, lam=2.0, split=kind.sizes, trainable=False)
     x = kind.joined(24)
@@ -107,6 +115,7 @@ def test_without_moving_statistics_a_frozen_layer_solves_in_training(kind, infer
     assert layer.trainable_weights == []
 
 
+@CCA_FIRST
 def test_gradient_of_the_moving_map(kind):
     layer = kind.layer(inference="moving", momentum=0.0, lam=2.0, split=kind.sizes)
     x = tf.constant(kind.joined(24))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.layers.multiview.cases import CCA, TIGHT
+from tests.layers.multiview.cases import CCA, CCA_FIRST, TIGHT
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,7 @@ def test_rows_with_a_missing_view_pass_and_the_others_do_not_see_them(kind, how,
     np.testing.assert_array_equal(slope[~used], weights[~used])
 
 
+@CCA_FIRST
 def test_a_mask_of_rows_in_a_functional_model(kind):
     views = kind.views(30, 22)
     present = np.random.default_rng(5).random(30) < 0.7
@@ -76,6 +77,7 @@ def test_a_mask_of_rows_in_a_functional_model(kind):
 
 
 @pytest.mark.parametrize("inference", ["batch", "moving"])
+@CCA_FIRST
 def test_missing_views_at_test_time_and_in_the_monitor(kind, inference):
     x = kind.joined(30, 23)
     x[4, 1] = x[9, 5] = np.nan
@@ -103,12 +105,14 @@ def test_missing_views_at_test_time_and_in_the_monitor(kind, inference):
         ([np.ones(30, bool)] * 4, r"each of the \d inputs. Received 4"),
     ],
 )
+@CCA_FIRST
 def test_bad_masks(kind, mask, message):
     with pytest.raises(ValueError, match=message):
         kind.layer()(kind.views(30), mask=mask)
 
 
 @pytest.mark.parametrize("inference", ["identity", "batch", "moving"])
+@CCA_FIRST
 def test_wholly_masked_batch_passes_unchanged(kind, inference):
     x, _ = kind.sequences()
     layer = kind.layer(inference=inference, momentum=0.5, split=kind.sizes)
@@ -125,6 +129,7 @@ def test_wholly_masked_batch_passes_unchanged(kind, inference):
         np.testing.assert_array_equal(after, before)
 
 
+@CCA_FIRST
 def test_masking_layer_on_one_view(kind):
     x, valid = kind.sequences()
     x[~valid, : kind.sizes[0]] = 0.0

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from proxnet_tf.solvers import Newton
-from tests.layers.multiview.cases import CCA, GCCA
+from tests.layers.multiview.cases import CCA, CCA_FIRST, GCCA
 
 STOPPED = Newton(max_iterations=1, jit_compile=False)
 
@@ -14,6 +14,7 @@ STOPPED = Newton(max_iterations=1, jit_compile=False)
 @pytest.mark.parametrize(
     "inference", ["identity", pytest.param("batch", marks=pytest.mark.slow), "moving"]
 )
+@CCA_FIRST
 def test_correlations_are_means_over_the_rows_of_batches(kind, inference):
     """Each batch counts by its rows; one of a single row has no correlation and does not count."""
     x, width = kind.joined(61), sum(kind.sizes)
@@ -57,6 +58,7 @@ def fitted(kind, **layers):
     return {name: values[0] for name, values in history.items()}
 
 
+@CCA_FIRST
 def test_an_unsolved_map_and_gradient_show_in_the_logs_of_fit(kind):
     """Stopped at its first point the solver is where the system of the gradient is indefinite."""
     logs = fitted(
@@ -73,6 +75,7 @@ def test_an_unsolved_map_and_gradient_show_in_the_logs_of_fit(kind):
     assert logs["solved_correlation"] > logs["solved_correlation_before"]
 
 
+@CCA_FIRST
 def test_all_that_a_layer_can_tell(kind):
     logs = fitted(kind, stopped=kind.layer(lam=0.05, solver=STOPPED, monitor="all"))
     assert logs["residual"] > 1e-3 and logs["iterations"] == 1.0
@@ -100,6 +103,7 @@ def test_two_kinds_in_one_model_with_prefixes():
     np.testing.assert_allclose(logs["three_correlation_before"], GCCA.correlation(moved), rtol=1e-4)
 
 
+@CCA_FIRST
 def test_without_a_monitor_an_eager_call_warns_once_and_tells_its_status(kind):
     layer, views = kind.layer(lam=0.05, solver=STOPPED), [tf.constant(v) for v in kind.views(24)]
     assert layer.metrics == [] and layer.status == {}

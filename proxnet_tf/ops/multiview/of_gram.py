@@ -29,7 +29,7 @@ from proxnet_tf.ops.multiview.correlation import Correlation, Spectrum, total
 from proxnet_tf.ops.multiview.gram import Sample, guarded, nan_unless
 from proxnet_tf.ops.multiview.hessian import compiled, solve_hessian
 from proxnet_tf.ops.multiview.newton import Settings, Solved, solve
-from proxnet_tf.ops.multiview.problem import outside_row_spaces, within
+from proxnet_tf.ops.multiview.problem import has_full_rank, outside_row_spaces, within
 
 
 class Map(NamedTuple):
@@ -195,7 +195,7 @@ def loss_of_gram(correlation: Correlation, sample: Sample, epsilon: tf.Tensor | 
     def loss(gram: tf.Tensor) -> tuple[tf.Tensor, Any]:
         finite, spectrum = _spectrum(correlation, epsilon, sample._replace(gram=gram))
         slope = correlation.times_slope(spectrum.basis, correlation.slope(spectrum))
-        slope = tf.matmul(slope, spectrum.basis, transpose_b=True)
+        slope = correlation.by_view(slope, tf.transpose(spectrum.basis))
         slope = nan_unless(finite, slope / tf.maximum(sample.count - 1.0, 1.0))
 
         def backward(y: tf.Tensor) -> tf.Tensor:
@@ -212,7 +212,11 @@ def _spectrum(
     """Whether C is finite, and the spectrum of (2), views compared in their row spaces."""
     count, _, gram, rounding = map(tf.stop_gradient, sample)
     finite, gram = guarded(gram)
-    unused, _ = outside_row_spaces(correlation, gram, rounding)
+    unused = tf.cond(
+        has_full_rank(correlation, gram, rounding),
+        lambda: tf.zeros_like(gram),
+        lambda: outside_row_spaces(correlation, gram, rounding)[0],
+    )
     covariance = gram / tf.maximum(count - 1.0, 1.0)
     return finite, correlation.decompose(covariance, epsilon, unused)
 

@@ -140,6 +140,22 @@ def _equilibrated(gram: tf.Tensor, rounding: tf.Tensor) -> tuple[tf.Tensor, tf.T
     return tf.linalg.set_diag(unit, diagonal), size, inverse
 
 
+def has_full_rank(correlation: Correlation, gram: tf.Tensor, rounding: tf.Tensor) -> tf.Tensor:
+    """Whether every view surely fills its row space: True where it is far from any doubt.
+
+    For columns of variance one, C_jj = F F^T and its least eigenvalue is at least 1 / ||F^-1||^2.
+    """
+    unit, _, _ = _equilibrated(gram, rounding)
+    inverses = [
+        tf.linalg.triangular_solve(
+            tf.linalg.cholesky(unit[s, s]), tf.eye(s.stop - s.start, dtype=gram.dtype)
+        )
+        for s in correlation.slices
+    ]
+    squares = tf.stack([tf.reduce_sum(inverse**2) for inverse in inverses])
+    return tf.reduce_all(squares * tf.reduce_max(rounding) < 1.0)  # False for NaN
+
+
 def outside_row_spaces(
     correlation: Correlation, gram: tf.Tensor, rounding: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:

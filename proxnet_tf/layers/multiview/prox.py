@@ -340,7 +340,7 @@ class ProxGCCA(_MultiviewProx):
 
     Args:
         num_components: k, the width of the core, 1 <= k <= d_1 + .. + d_J; it must be given.
-            Directions with mu <= 1e-9 take no part.
+            Directions with mu <= 1e-7 take no part.
         split: widths of the views when they come side by side in one tensor; two halves by
             default.
         lam, weight, epsilon, solver, gradient, inference, momentum, monitor, nan_is_missing,

@@ -37,6 +37,7 @@ def test_equal_sizes_share_one_solver_whatever_the_numbers(kind, solver):
     assert np.abs(outputs[0] - outputs[2]).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_eager_use_with_many_sizes_warns_of_no_retracing(caplog):
     tf.get_logger().propagate = True
     try:

@@ -5,7 +5,8 @@
 A network for two views of digits is trained without the layer for `--epochs`. On mini-batches of
 its codes F it then compares the direction in which a gradient step moves F with the direction
 that raises their total canonical correlation: the cosine of - dJ/dF and - dL/dF, for the loss
-J on F itself (Vanilla), on the proximal map of F (ProxNet) and with L added (RRM). It also tells
+J on F itself (Vanilla), on the proximal map of F (ProxNet), with the envelope of that map added,
+and with L added to the first (RRM; both terms with the weight `--rrm-weight`). It also tells
 which share of the squared gradient reaches the rows without a label.
 """
 
@@ -49,7 +50,9 @@ def compare(model, codes, labels, weights, layers, rrm_weight):
         values["RRM"] = values["Vanilla"] + rrm_weight * correlation
         for lam, layer in layers.items():
             moved = layer(codes, training=True)
-            values[f"ProxNet, lam {lam:g}"] = risk(model, moved, labels, weights)
+            own = risk(model, moved, labels, weights)
+            values[f"ProxNet, lam {lam:g}"] = own
+            values[f"ProxNet with its envelope, lam {lam:g}"] = own + sum(layer.losses)
     rising = tf.concat(tape.gradient(correlation, codes), 1)
     found = {}
     for name, value in values.items():
@@ -71,7 +74,7 @@ def main(arguments=None):
     if options.batch_size > ROWS:
         parser.error(f"--batch-size must be at most {ROWS}, the rows of the training part")
     settings = Settings(normalize=1)
-    layers = {lam: ProxCCA(lam=lam) for lam in LAMS}
+    layers = {lam: ProxCCA(lam=lam, weight=options.rrm_weight) for lam in LAMS}
     found = {}
     for seed in options.seeds:
         keras.utils.set_random_seed(seed)

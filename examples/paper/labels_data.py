@@ -5,10 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 from glyphs import glyph_pairs
+from sklearn.datasets import load_digits
 
 from proxnet_tf.datasets import load_multiple_features
 
 COUNTS = (120, 30, 50)  # of each of ten classes: to train, to choose settings, to test
+HALVES = (120, 20, 34)  # the same of the halves of 8 x 8 digits
 
 
 class Pair(NamedTuple):
@@ -29,7 +31,14 @@ class Pair(NamedTuple):
 
 @functools.cache
 def load(name):
-    """A pair by its name: "glyphs", "glyphs50", or two views of digits such as "fou+zer"."""
+    """A pair by its name: "glyphs", "glyphs50", "halves" (the left and the right half of the 8 x 8
+    digits of scikit-learn), or two views of digits such as "fou+zer"."""
+    if name == "halves":
+        images, labels = load_digits(return_X_y=True)
+        order = np.argsort(labels, kind="stable")
+        images, labels = images.reshape(-1, 8, 8)[order].astype("float32"), labels[order]
+        views = tuple(half.reshape(len(half), 32) for half in np.split(images, 2, axis=2))
+        return Pair(views, labels, HALVES)
     if name.startswith("glyphs"):
         classes = int(name.removeprefix("glyphs") or 10)
         drawn = glyph_pairs(classes, 2000 // classes, seed=0)

@@ -7,7 +7,7 @@ from report import figure, markdown, mean_and_spread, write
 
 LEAST = 0.05
 INFERENCE = ("clean", "moving", "batch")  # "clean": identity
-SHOWN = ("vanilla", "dropout", "rrm", "vicreg", "dccae", "prox", "prox+")  # in the figure
+SHOWN = ("vanilla", "dropout", "rrm", "vicreg", "dccae", "prox", "own")  # in the figure
 
 
 def wilcoxon(differences):
@@ -188,15 +188,15 @@ def mispaired_table(errors, pair, labels):
     return markdown((f"{pair}, {labels} labels a class", *header, "last minus first"), rows)
 
 
-def inference_table(errors):
-    """The same models of ProxCCA, constant lam, with the layer on or off at test time.
+def inference_table(errors, name):
+    """The same models of a method with ProxCCA, with the layer on or off at test time.
 
     Differences are paired; p is Holm's over the numbers of labels of a pair of views.
     """
     rows = []
     for pair in errors.pairs:
-        counts = [n for n in errors.labels(pair) if errors.of(pair, "prox", n)]
-        found = {n: [errors.of(pair, "prox", n, c) for c in INFERENCE] for n in counts}
+        counts = [n for n in errors.labels(pair) if errors.of(pair, name, n)]
+        found = {n: [errors.of(pair, name, n, c) for c in INFERENCE] for n in counts}
         moving = [found[n][1] for n in counts]
         columns = [
             with_p([paired(a, b) for a, b in zip(moving, others, strict=True)])
@@ -208,7 +208,7 @@ def inference_table(errors):
         for n, *more in zip(counts, *columns, strict=True):
             shown = (mean_and_spread(list(c.values())) for c in found[n])
             rows.append((pair, n, *shown, *more))
-    header = ("ProxCCA, test error, %", "labels", "identity", "moving", "batch")
+    header = (f"{title(name)}, test error, %", "labels", "identity", "moving", "batch")
     return markdown((*header, "moving minus identity", "moving minus Vanilla"), rows)
 
 
@@ -258,7 +258,8 @@ def report(runs, output):
         parts += [error_table(errors, pair), difference_table(errors, pair)]
         parts += [robustness_table(errors, pair, TUNING_LABELS)]
         parts += [mispaired_table(errors, pair, TUNING_LABELS)]
-    parts += [inference_table(errors), settings_table(errors)]
+    parts += [inference_table(errors, name) for name in ("prox", "own")]
+    parts += [settings_table(errors)]
     text = "\n".join(parts)
     write(output / "labels.md", text)
     draw(errors, output / "labels.png")

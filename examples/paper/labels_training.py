@@ -86,8 +86,9 @@ class Trainer:
     """What trains one kind of model.
 
     Kinds: "plain", "dropout" (of the codes), "rrm", "prox", "prox+" (the correlation in the loss,
-    too), "envelope" (the Moreau envelope of the correlation in the loss), "barlow", "vicreg"; the
-    first stages "dcca" and "dccae", which have no predictors; "codes", predictors on fixed codes.
+    too), "own" (the layer's own envelope in the loss, too), "envelope" (that alone: the output of
+    the layer is left out), "barlow", "vicreg"; the first stages "dcca" and "dccae", which have no
+    predictors; "codes", predictors on fixed codes.
 
     Args:
         kind: as above.
@@ -106,8 +107,9 @@ class Trainer:
             self.decoders = [make_dense(COMPONENTS, int(np.prod(shape))) for shape in shapes]
         self.ridge = tf.Variable(1e-4, dtype="float64")
         self.prox = self.penalty = None
-        if kind in ("prox", "prox+", "envelope"):
-            self.prox = ProxCCA(COMPONENTS, inference="moving", solver=SOLVER)
+        if kind in ("prox", "prox+", "own", "envelope"):
+            weight = float(kind in ("own", "envelope"))  # times that of the settings
+            self.prox = ProxCCA(COMPONENTS, weight=weight, inference="moving", solver=SOLVER)
             self.prox.build([(None, COMPONENTS)] * 2)
             self.prox.border.epsilon = self.ridge
         if kind in ("rrm", "prox+", "dcca", "dccae"):
@@ -201,11 +203,11 @@ class Trainer:
             loss += strength * barlow_twins(*codes, second)
         elif self.kind == "vicreg":
             loss += strength * vicreg(*codes, second)
-        elif self.kind == "envelope":
-            moved = [tf.stop_gradient(p) for p in self.prox(codes, training=True)]
-            loss += second * sum(map(self._half_distance, codes, moved))
-        elif self.kind in ("prox", "prox+"):
-            codes = self.prox(codes, training=True)
+        elif self.prox:
+            moved = self.prox(codes, training=True)
+            if self.prox.weight:
+                loss += strength * self.prox.losses[-1]
+            codes = codes if self.kind == "envelope" else moved
         elif self.kind == "dropout":
             keep = 1.0 - self.options["rate"]
             for j, x in enumerate(codes):
@@ -216,11 +218,6 @@ class Trainer:
             entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
             loss += tf.reduce_mean(weights * entropy) / len(self.predictors)
         return loss
-
-    def _half_distance(self, x, moved):
-        """lam/(2n) ||X - P||^2, whose gradient with P held is that of the envelope, lam/n (X-P)."""
-        distance = tf.reduce_mean(tf.reduce_sum(tf.square(x - moved), 1))
-        return 0.5 * tf.cast(self.prox.lam, x.dtype) * distance
 
     def _codes(self, views, training=False):
         if self.kind == "codes":

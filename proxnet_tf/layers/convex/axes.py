@@ -9,30 +9,6 @@ from proxnet_tf.layers.convex.regularizer import Regularizer
 from proxnet_tf.ops.convex.smooth import Projection
 
 
-def to_last(x: tf.Tensor, axis: int) -> tf.Tensor:
-    """`x` with `axis`, which must not be that of the batch, moved to the end."""
-    order = _order(x, axis)
-    return x if order is None else tf.transpose(x, order)
-
-
-def from_last(x: tf.Tensor, axis: int) -> tf.Tensor:
-    """The inverse of `to_last`."""
-    order = _order(x, axis)
-    return x if order is None else tf.transpose(x, [order.index(i) for i in range(len(order))])
-
-
-def _order(x: tf.Tensor, axis: int) -> list[int] | None:
-    rank = len(x.shape)
-    if not -rank < axis < rank or axis % rank == 0:
-        raise ValueError(
-            f"`axis` must name an axis of the input other than the batch's. Received: axis={axis} "
-            f"for shape {tuple(x.shape)}"
-        )
-    if axis % rank == rank - 1:
-        return None
-    return [i for i in range(rank) if i != axis % rank] + [axis % rank]
-
-
 def check_rank(x: tf.Tensor, meaning: str) -> None:
     """Raises a `ValueError` unless `x` has three axes or more."""
     if len(x.shape) < 3:
@@ -51,9 +27,9 @@ def refuse_mask(mask: Any, over: str) -> None:
 
 
 def apply_closed_form(
-    form: Regularizer, x: tf.Tensor, lam: tf.Tensor, mask: tf.Tensor | None, over: str, axis: int
+    form: Regularizer, x: tf.Tensor, lam: tf.Tensor, mask: tf.Tensor | None, over: str
 ) -> tf.Tensor:
-    """The map of `form` on every vector of `x` along `axis`, along time, or along the batch.
+    """The map of `form` on every vector of `x` along the last axis, along time, or along the batch.
 
     Args:
         form: R.
@@ -61,14 +37,12 @@ def apply_closed_form(
         lam: scalar.
         mask: (batch, time), for over="time"; steps with False keep their value.
         over: "example", "time" or "batch", as in `Prox`.
-        axis: of a vector, for over="example".
     """
     matrix = form.operator.matrix
     if over == "example":
         if matrix:
             check_rank(x, "(batch, rows, columns)")
-            return form.prox(x, lam)
-        return from_last(form.prox(to_last(x, axis), lam), axis)
+        return form.prox(x, lam)
     if over == "time":
         check_rank(x, "(batch, time, features)")
         valid = None

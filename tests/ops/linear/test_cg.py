@@ -131,24 +131,6 @@ def test_preconditioner_saves_iterations():
     np.testing.assert_allclose(better.solution[0], np.linalg.solve(a, b[0]), atol=1e-7)
 
 
-@pytest.mark.parametrize("radius", [None, 0.5])
-def test_operator_that_is_the_preconditioner_and_a_little_more(radius):
-    """A = M + K with M x from the recurrence: the iterates of the plain form."""
-    m, k = spd(12, seed=11), 0.5 * spd(12, seed=12)
-    b, inverse = tf.constant(vectors(3, 12)), tf.constant(np.linalg.inv(m))
-    options = {
-        "preconditioner": lambda r: tf.matmul(r, inverse),
-        "tolerance": 1e-10,
-        "radius": radius,
-    }
-    plain = conjugate_gradient(lambda x: tf.matmul(x, tf.constant(m + k)), b, **options)
-    split = conjugate_gradient(
-        lambda x, mx: mx + tf.matmul(x, tf.constant(k)), b, through=True, **options
-    )
-    assert int(split.iterations) == int(plain.iterations)
-    np.testing.assert_allclose(split.solution, plain.solution, atol=1e-9)
-
-
 def test_matrices_as_vectors():
     """With both axes one step size for all; the answer is that of the Kronecker product."""
     a, b = spd(3), vectors(2, 3, 4)

@@ -64,7 +64,8 @@ def _point(x: tf.Tensor, lam: tf.Tensor) -> tf.Tensor:
     x, nan = without_nan(x - tf.reduce_max(x, axis=-1, keepdims=True))
     w = lam * x
     w = tf.maximum(w, 2 * floor - tf.abs(lam - 1))
-    z = _search(w, lam, floor)
+    z, solved = _newton(w, lam)
+    z = tf.cond(solved, lambda: z, lambda: _nested(w, lam, floor))
     return z / tf.reduce_sum(z, axis=-1, keepdims=True) + nan
 
 
@@ -73,8 +74,39 @@ def _largest(v: tf.Tensor) -> tf.Tensor:
     return tf.reduce_max(tf.where(tf.math.is_nan(v), tf.zeros_like(v), v))
 
 
-def _search(w: tf.Tensor, lam: tf.Tensor, floor: tf.Tensor) -> tf.Tensor:
-    """Newton's method on (14) for nu in a bracket, with p solved for every nu."""
+def _newton(w: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Newton's method on (14) for p and nu together, from the softmax of w.
+
+    Returns z and whether every row has converged, which very large and very small lam may prevent.
+    """
+    tolerance = tf.constant(np.sqrt(np.finfo(w.dtype.as_numpy_dtype).eps), w.dtype)
+    z = tf.exp(w)
+    total = tf.reduce_sum(z, axis=-1, keepdims=True)
+    target = w + lam  # (14) is p_i + (1 + a z_i) + nu = target_i
+
+    def step(p: tf.Tensor, z: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        growth = 1 + (lam - 1) * z
+        error = p + growth - target  # without nu, which the sum of z decides
+        slope = z / growth
+        excess = tf.reduce_sum(z - slope * error, axis=-1, keepdims=True) - 1
+        nu = excess / tf.reduce_sum(slope, axis=-1, keepdims=True)
+        moved = (error + nu) / growth
+        p = tf.minimum(p - moved, 0)
+        # Quadratic convergence: half the square of what is left remains, over growth >= lam.
+        left = tf.reduce_max(tf.abs(moved), axis=-1)
+        return p, tf.exp(p), _largest(left) / tf.minimum(lam, 1)
+
+    _, z, left = tf.while_loop(
+        lambda *state: state[-1] > tolerance,
+        step,
+        (w - tf.math.log(total), z / total, tf.ones([], w.dtype)),
+        maximum_iterations=10,
+    )
+    return z, (left <= tolerance) & (lam > 1e-3)
+
+
+def _nested(w: tf.Tensor, lam: tf.Tensor, floor: tf.Tensor) -> tf.Tensor:
+    """A search for nu in a bracket, with p solved for every nu: slower, for every lam."""
     a = lam - 1
     precision = np.finfo(w.dtype.as_numpy_dtype).eps
 

@@ -196,7 +196,7 @@ def test_blocks_of_a_large_batch_in_a_graph():
     np.testing.assert_allclose(result, wanted, rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_dtypes(dtype):
     codes = [tf.cast(x, dtype) for x in pairs(25, seed=10)]
     exact = [np.asarray(tf.cast(x, "float64")) for x in codes]
@@ -209,13 +209,6 @@ def test_dtypes(dtype):
         np.testing.assert_allclose(
             tf.cast(result, "float64"), expected(name, *exact), rtol=tolerance
         )
-
-
-def test_codes_near_the_ends_of_their_range():
-    first, second = pairs(20, seed=11)
-    for scales in ((1e200, 1e-200), (1e-160, 1e160)):
-        found = measured("mean_reciprocal_rank", first * scales[0], second * scales[1])
-        np.testing.assert_allclose(found, expected("mean_reciprocal_rank", first, second))
 
 
 def test_fit_and_evaluate():

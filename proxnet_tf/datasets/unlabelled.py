@@ -108,10 +108,10 @@ def _batches(
             )
         steps = int(data.cardinality())
         if steps <= 0:
-            found = {0: "an empty", tf.data.INFINITE_CARDINALITY: "an endless"}
+            kinds = {0: "an empty", tf.data.INFINITE_CARDINALITY: "an endless"}
             raise ValueError(
                 f"`{name}` must have a known number of batches. Received "
-                f"{found.get(steps, 'an unknown number of them in a')} dataset; say how many with "
+                f"{kinds.get(steps, 'an unknown number of them in a')} dataset; say how many with "
                 "`tf.data.experimental.assert_cardinality`, or end it with `take`."
             )
         return data, steps

@@ -102,24 +102,15 @@ def _mixed_derivatives(kernel: Any, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.transpose(mixed, [1, 0, 2, 3]), [-1, tf.shape(b)[0] * size])
 
 
-def inverse_square_root(matrix: tf.Tensor, threshold: float = 1e-12) -> tf.Tensor:
-    """Pseudo-inverse square root of a symmetric positive semidefinite matrix.
+def nystroem(kernel: Any, landmarks: tf.Tensor, threshold: float = 1e-12) -> tf.Tensor:
+    """K_W^{-1/2}, so that phi(x) = K_W^{-1/2} k_W(x) embeds k_x; W = `landmarks` (m, d).
 
-    Eigenvalues below `threshold` times the largest count as 0.
-
-    Example:
-        >>> inverse_square_root(tf.constant([[4.0, 0.0], [0.0, 0.0]])).numpy().tolist()
-        [[0.5, 0.0], [0.0, 0.0]]
+    A pseudo-inverse: eigenvalues below `threshold` times the largest count as 0.
     """
-    values, vectors = tf.linalg.eigh(matrix)
+    values, vectors = tf.linalg.eigh(kernel.matrix(landmarks, landmarks))
     kept = values > threshold * values[-1]
     roots = tf.where(kept, tf.math.rsqrt(tf.where(kept, values, 1)), tf.zeros_like(values))
     return tf.matmul(vectors * roots, vectors, transpose_b=True)
-
-
-def nystroem(kernel: Any, landmarks: tf.Tensor, threshold: float = 1e-12) -> tf.Tensor:
-    """K_W^{-1/2}, so that phi(x) = K_W^{-1/2} k_W(x) embeds k_x; W = `landmarks` (m, d)."""
-    return inverse_square_root(kernel.matrix(landmarks, landmarks), threshold)
 
 
 def embedded_representers(

@@ -109,15 +109,6 @@ def test_weights_are_those_of_queries(name):
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
-def test_median_of_an_even_number_is_between():
-    x = np.eye(4)
-    order = [0, 2, 3, 1]  # ranks 1 and, of the others, 3: all but the first are tied
-    second = x[order]
-    assert expected("median_rank", x, second) == 3.0
-    assert measured("median_rank", x, second) == 3.0
-    assert measured("median_rank", x, second, weight=np.array([3, 1, 1, 1]) * 0.1) == 2.0
-
-
 @pytest.mark.parametrize("name", METRICS)
 def test_masks_sequences_and_more_views(name):
     rng = np.random.default_rng(5)
@@ -246,7 +237,6 @@ X = np.ones((4, 3), "float32")
         (lambda: MedianRank(direction="up"), "`direction` .*'second_to_first'.*direction='up'"),
         (lambda: MedianRank(views=(1, 1)), r"two different views.*views=\(1, 1\)"),
         (lambda: MedianRank(views=(0, -1)), "`views` must be an integer >= 0.*views=-1"),
-        (lambda: MedianRank(views=2), "two different views.*views=2"),
         (lambda: MedianRank(views=(0, 2))(None, [X, X]), r"views \(0, 2\).*2 views of the widths"),
         (lambda: MedianRank()(None, [X, X[:, :2]]), r"one width.*`LinearCCA.project`.*\(3, 2\)"),
         (lambda: MedianRank()(None, X), "width 3, which has no halves"),

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from proxnet_tf.checks import steps_mask
 from proxnet_tf.layers.convex.regularizer import Regularizer
-from proxnet_tf.ops.convex.smooth import Projection
 
 
 def check_rank(x: tf.Tensor, meaning: str) -> None:
@@ -57,27 +56,6 @@ def apply_closed_form(
     rows = tf.reshape(x, [tf.shape(x)[0], tf.reduce_prod(tf.shape(x)[1:])])
     z = form.prox(rows, lam) if matrix else tf.transpose(form.prox(tf.transpose(rows), lam))
     return tf.reshape(z, tf.shape(x))
-
-
-def projection_onto(form: Regularizer, lam: tf.Tensor, seen: tf.Tensor, over: str) -> Projection:
-    """The projection of rows, each of which is an input of shape `seen` or a part of one.
-
-    Args:
-        form: of a set.
-        lam: scalar, which a projection ignores.
-        seen: the shape in which R sees the input.
-        over: along which axis of it the set lies: the last, time, or the batch.
-    """
-    if over == "example":
-        return lambda z: form.prox(z, lam)
-    order = [0, 2, 1] if over == "time" else [1, 0]
-
-    def project(z: tf.Tensor) -> tf.Tensor:
-        shape = seen if over == "time" else [seen[0], tf.reduce_prod(seen[1:])]
-        whole = form.prox(tf.transpose(tf.reshape(z, shape), order), lam)
-        return tf.reshape(tf.transpose(whole, order), tf.shape(z))
-
-    return project
 
 
 def shape_of_first(input_shape: Any) -> tuple[int | None, ...]:

@@ -216,14 +216,17 @@ class Prox(HasLam, keras.layers.Layer):
                 value = value[tf.newaxis]
             return value
 
-        constraint, start = self.constraint, self.start
+        def project(z: tf.Tensor) -> tf.Tensor:
+            whole = tf.reshape(z, tf.shape(x))
+            inside = axes.apply_closed_form(self.constraint, whole, lam, None, self.over)
+            return tf.reshape(inside, tf.shape(z))
+
+        start = self.start
         found = smooth_prox(
             regularizer,
             rows,
             lam,
-            projection=None
-            if constraint is None
-            else axes.projection_onto(constraint, lam, tf.shape(x), self.over),
+            projection=None if self.constraint is None else project,
             start=None if start is None else tf.fill(tf.shape(rows), tf.cast(start, rows.dtype)),
             tolerance=self.tolerance or default_tolerance(rows.dtype),
             max_iterations=self.max_iterations,

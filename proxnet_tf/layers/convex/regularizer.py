@@ -104,13 +104,9 @@ class Regularizer:
         """Whether R is the indicator of a set, so that the map is a projection."""
         return self.operator.is_set
 
-    def value(self, z: tf.Tensor) -> tf.Tensor:
+    def __call__(self, z: tf.Tensor) -> tf.Tensor:
         """weight R(z) over the last axis (the last two for the nuclear norm)."""
         return self.weight * self.operator.value(z, **self._prepared)
-
-    def __call__(self, z: tf.Tensor) -> tf.Tensor:
-        """The same as `value`."""
-        return self.value(z)
 
     def prox(self, x: tf.Tensor, lam: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
         """argmin_z weight R(z) + lam/2 ||z - x||^2 for float32 or float64 `x`.

@@ -115,7 +115,7 @@ def test_no_argument_has_a_derivative(index):
     "prox",
     [
         prox_entropy,
-        prox_dropout,
+        lambda x, lam: prox_dropout(x, lam).point,
         lambda x, lam: prox_nuclear(x[tf.newaxis], lam),
         lambda x, lam: smooth_prox(lambda z: tf.reduce_sum(z**4, -1), x, lam).point,
     ],

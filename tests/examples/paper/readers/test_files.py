@@ -89,20 +89,6 @@ def test_pickles_need_the_flag(tmp_path, capsys):
         read_pickle(tmp_path, True, SOURCE)
 
 
-def test_a_pickle_of_python_2(tmp_path):
-    # pickle.dumps({"v1": numpy.array([1, -2], "int16"), "\xe9": 1}, 2) there.
-    content = (
-        b"\x80\x02}q\x01(U\x02v1q\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\n"
-        b"q\x04K\x00\x85q\x05U\x01bq\x06\x87q\x07Rq\x08(K\x01K\x02\x85q\tcnumpy\ndtype\nq\nU\x02i2"
-        b"q\x0bK\x00K\x01\x87q\x0cRq\r(K\x03U\x01<q\x0eNNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00t"
-        b"q\x0fb\x89U\x04\x01\x00\xfe\xffq\x10tq\x11bU\x01\xe9q\x12K\x01u."
-    )
-    (tmp_path / "a.pkl").write_bytes(content)
-    found = read_pickle(tmp_path / "a.pkl", True, SOURCE)
-    assert list(found) == ["v1", "\xe9"] and found["v1"].dtype == np.int16
-    np.testing.assert_array_equal(found["v1"], [1, -2])
-
-
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_lines_end_as_on_every_system(mark, tmp_path):
     path = tmp_path / "a.txt"

@@ -104,19 +104,6 @@ def model_of(between=None):
     return model
 
 
-def test_without_a_correlation_the_model_learns_as_from_the_labelled_rows():
-    sizes = {"batch_size": 3, "unlabelled_batch_size": 9, "shuffle": False}
-    one, other = model_of(), model_of()
-    views = [x / 100 for x in LABELLED[0]]
-    both = with_unlabelled((views, LABELLED[1]), [x / 100 for x in UNLABELLED], **sizes)
-    found = one.fit(both, epochs=3, shuffle=False, verbose=0).history
-    wanted = other.fit(views, LABELLED[1], batch_size=3, epochs=3, shuffle=False, verbose=0).history
-    for a, b in zip(one.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
-    for name in wanted:
-        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5)
-
-
 def test_the_correlation_is_that_of_all_rows():
     views = [x / 100 for x in LABELLED[0]], [x / 100 for x in UNLABELLED]
     model = model_of(CCARegularizer(0.3, epsilon=0.1))

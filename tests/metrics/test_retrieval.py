@@ -187,21 +187,6 @@ def test_blocks_of_a_large_batch_in_a_graph():
     np.testing.assert_allclose(result, wanted, rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_dtypes(dtype):
-    codes = [tf.cast(x, dtype) for x in pairs(25, seed=10)]
-    exact = [np.asarray(tf.cast(x, "float64")) for x in codes]
-    for name, make in METRICS.items():
-        metric = make(dtype=dtype, capacity=25)
-        metric.update_state(None, codes)
-        result = metric.result()
-        assert result.dtype == dtype
-        tolerance = {"float16": 1e-3, "bfloat16": 1e-2}.get(dtype, 1e-6)
-        np.testing.assert_allclose(
-            tf.cast(result, "float64"), expected(name, *exact), rtol=tolerance
-        )
-
-
 def test_fit_and_evaluate():
     """As metrics of a model of Keras, compiled by XLA as Keras likes."""
     x = np.concatenate(pairs(50, 4, seed=12), axis=1).astype("float32")
@@ -247,13 +232,6 @@ X = np.ones((4, 3), "float32")
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_other_widths_than_before():
-    metric = MedianRank()
-    metric.update_state(None, [X, X])
-    with pytest.raises(ValueError, match=r"codes of the width 3\. Received: 2"):
-        metric.update_state(None, [X[:, :2], X[:, :2]])
 
 
 def test_inputs_that_are_no_pairs_of_arrays():

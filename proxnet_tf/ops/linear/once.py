@@ -78,21 +78,16 @@ def by_finite_difference(
     return moved(x)
 
 
-def tapes_record() -> bool:
-    """Whether gradient tapes record: not in forward mode, nor inside `tf.recompute_grad`."""
-    probe = tf.ones([])
-    with tf.GradientTape() as tape:
-        tape.watch(probe)
-        moved = probe + probe
-    return tape.gradient(moved, probe) is not None
-
-
 def check_tapes() -> None:
     """Raises a `NotImplementedError` in forward mode, where no gradient tape records.
 
     For gradient functions that need one: without it their derivatives would come out as zero.
     """
-    if not tapes_record():
+    probe = tf.ones([])
+    with tf.GradientTape() as tape:
+        tape.watch(probe)
+        moved = probe + probe
+    if tape.gradient(moved, probe) is None:
         raise NotImplementedError(
             "This proximal map has no derivative in forward mode (`tf.autodiff."
             "ForwardAccumulator`). Take the product with its Jacobian by two gradient tapes, or "

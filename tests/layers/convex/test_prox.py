@@ -316,20 +316,6 @@ def ill_conditioned(z):
     return tf.reduce_sum(weights * z**2, axis=-1) / 2
 
 
-@pytest.mark.in_graph
-def test_an_unsolved_gradient_shows_in_the_logs_of_fit():
-    """The map is solved within five iterations, its linear systems of 12 unknowns are not."""
-    x = inputs(8, 4)
-    for iterations, share in ((5, 1.0), (200, 0.0)):
-        layer = Prox(ill_conditioned, lam=0.1, max_iterations=iterations, monitor="all")
-        model = keras.Sequential([keras.layers.Dense(12), layer, keras.layers.Dense(1)])
-        model.compile("sgd", "mse", jit_compile=False)
-        logs = model.fit(x, x[:, :1], batch_size=8, epochs=1, verbose=0).history
-        assert logs["unsolved"] == [share / 2]  # of the maps and as many gradients
-        assert logs["residual"][0] < 1e-3
-        assert (logs["backward_residual"][0] > 1e-6) == (share == 1.0)
-
-
 def test_an_unsolved_gradient_is_said_in_eager_mode():
     layer = Prox(ill_conditioned, lam=0.1, max_iterations=5)
     x = tf.constant(inputs(3, 12))
@@ -342,53 +328,22 @@ def test_an_unsolved_gradient_is_said_in_eager_mode():
     assert layer.status["unsolved"] == 0.0
 
 
-# Empty input, shapes, files --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("constraint", [None, "simplex", "box"])
-@pytest.mark.parametrize("shape", [(2, 0), (0, 3)])
-def test_empty_input_of_a_callable(shape, constraint):
-    for over in ("example", "batch"):
-        r = log_cosh if over == "example" else lambda z: tf.reduce_sum(z**2)
-        assert Prox(r, constraint=constraint, over=over)(tf.zeros(shape)).shape == shape
-    assert Prox(roughness, over="time")(tf.zeros((*shape, 2))).shape == (*shape, 2)
-
-
-@pytest.mark.parametrize("kind", [list, tuple])
-def test_compute_output_shape_takes_lists_and_tuples(kind):
-    layer = Prox("l1")
-    one = kind([None, 4])
-    assert layer.compute_output_shape(one) == (None, 4)
-    assert layer.compute_output_shape([one, kind([None, 5])]) == (None, 4)
-    assert layer.compute_output_shape((one, kind([None, 5]))) == (None, 4)
-    assert layer.compute_output_shape(tf.TensorShape([None, 4])) == (None, 4)
+# Files -----------------------------------------------------------------------------------------
 
 
 def test_what_happens_to_an_array_later_changes_nothing():
-    from scipy import sparse
-
     matrix, bound = np.eye(3), np.array(0.5)
-    sparse_matrix = sparse.csr_matrix(np.eye(3))
     forms = [
         Regularizer("quadratic", matrix=matrix),
-        Regularizer("quadratic", matrix=sparse_matrix),
-        Regularizer("box", low=-bound, high=tf.constant(0.5)),
+        Regularizer("box", low=-bound, high=float("inf")),
     ]
     x = tf.constant([[1.0, -2.0, 4.0]])
     expected = [form.prox(x, 1.0).numpy() for form in forms]
-    np.testing.assert_array_equal(expected[2], [[0.5, -0.5, 0.5]])
+    np.testing.assert_array_equal(expected[1], [[1.0, -0.5, 4.0]])
     matrix *= 100.0
-    sparse_matrix *= 100.0
     for form, value in zip(forms, expected, strict=True):
         again = Regularizer.from_config(json.loads(json.dumps(form.get_config())))
         np.testing.assert_array_equal(again.prox(x, 1.0), value)
-
-
-def test_bounds_may_be_infinite_and_keep_their_side():
-    half_line = Regularizer("box", low=0.0, high=float("inf"))
-    np.testing.assert_array_equal(half_line([[-5.0, 2.0], [1.0, 2.0]]), [np.inf, 0.0])
-    again = Regularizer.from_config(json.loads(json.dumps(half_line.get_config())))
-    np.testing.assert_array_equal(Prox(again)(tf.constant([[-5.0, 2e9]])), [[0.0, 2e9]])
 
 
 # Activations -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from readers.files import folder_of, read_lines, read_npz, read_pickle, read_table
+from readers.files import folder_of, read_lines, read_npz, read_pickle
 
 SOURCE = "https://example.org/data"
 
@@ -115,21 +115,3 @@ def test_arrays(tmp_path):
     for name in ("a.npz", "b.npy"):
         with pytest.raises(ValueError, match=rf"{name}: it cannot be read as arrays.*{SOURCE}"):
             read_npz(tmp_path / name, ["x"], SOURCE)
-
-
-def test_tables(tmp_path):
-    path = tmp_path / "t.txt"
-    path.write_bytes(b" 1.5e0 2\n-3 4\n\n")
-    table = read_table(path, 2, SOURCE)
-    assert table.dtype == np.float32
-    np.testing.assert_array_equal(table, [[1.5, 2.0], [-3.0, 4.0]])
-    for content, problem in (
-        ("1 2\n3", "rows of 2 numbers are expected; line 2 has 1"),
-        ("1 b\n", "line 1 has something that is not a number"),
-        ("1 nan\n", "line 1 has a value that is not finite"),
-        ("1 2\n1 1e39\n", "line 2 has a value that is not finite"),
-        ("", "no numbers"),
-    ):
-        path.write_text(content)
-        with pytest.raises(ValueError, match=rf"t\.txt: .*{problem}.*{SOURCE}"):
-            read_table(path, 2, SOURCE)

@@ -34,15 +34,9 @@ def test_incomplete_har_is_refused(har):
     folder = har / "UCI HAR Dataset"
     signal = folder / "test/Inertial Signals/body_gyro_y_test.txt"
     text = signal.read_text()
-    for content, problem in (
-        ("\n".join(text.splitlines()[:2]), "2 lines, but 3 labels in y_test.txt"),
-        (text[:-50], r"rows of 128 numbers are expected; line 3"),
-    ):
-        signal.write_text(content)
-        with pytest.raises(ValueError, match=rf"body_gyro_y_test.txt: .*{problem}.*{source}"):
-            load_uci_har(har)
-    signal.unlink()
-    with pytest.raises(ValueError, match=rf"body_gyro_y_test.txt: there is no such.*{source}"):
+    signal.write_text("\n".join(text.splitlines()[:2]))
+    problem = "2 lines, but 3 labels in y_test.txt"
+    with pytest.raises(ValueError, match=rf"body_gyro_y_test.txt: .*{problem}.*{source}"):
         load_uci_har(har)
     (folder / "train/y_train.txt").write_text("1\n2\n7\n")
     with pytest.raises(ValueError, match="labels must be 1 to 6"):
@@ -80,15 +74,10 @@ def test_incomplete_arabic_digits_are_refused(arabic):
     for content, problem in (
         ((" " * 12).join(blocks[:-1]), "19 utterances are not equally many"),
         (text[:-15], r"line \d+ has 12 numbers, not 13"),
-        (text.replace("3.0000", "nan", 1), r"line \d+ has a value that is not finite"),
-        ("", "0 utterances"),
     ):
         file.write_text(content)
         with pytest.raises(ValueError, match=rf"Train_Arabic_Digit.txt: {problem}.*{source}"):
             load_spoken_arabic_digits(arabic)
-    file.unlink()
-    with pytest.raises(ValueError, match=rf"'Train_Arabic_Digit.txt' is missing.*{source}"):
-        load_spoken_arabic_digits(arabic)
 
 
 HEADER = """# A made-up set
@@ -119,16 +108,6 @@ def test_uea_pair(uea):
     np.testing.assert_array_equal(test.values[0], [[7, 0], [8, 0], [9, 0], [10, 1]])
 
 
-def test_uea_chooses_by_name(uea):
-    for part in ("TRAIN", "TEST"):
-        (uea / f"Other_{part}.ts").write_text(HEADER + "1:2:no\n")
-    with pytest.raises(ValueError, match="choose `name` out of Other, Tiny"):
-        load_uea(uea)
-    assert load_uea(uea, "Tiny")[0].values.shape == (2, 4, 2)
-    with pytest.raises(ValueError, match=r"'Third_TRAIN.ts' is missing"):
-        load_uea(uea, "Third")
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -142,15 +121,6 @@ def test_uea_chooses_by_name(uea):
 def test_bad_ts_files_are_refused(uea, content, problem):
     (uea / "Tiny_TEST.ts").write_text(content)
     with pytest.raises(ValueError, match=rf"Tiny_TEST.ts: .*{problem}.*timeseriesclassification"):
-        load_uea(uea)
-
-
-def test_uea_pairs_must_agree(uea):
-    (uea / "Tiny_TEST.ts").write_text(HEADER.replace("no yes", "yes no") + "1:1:no\n")
-    with pytest.raises(ValueError, match="differ in classes or dimensions"):
-        load_uea(uea)
-    (uea / "Tiny_TEST.ts").unlink()
-    with pytest.raises(ValueError, match=r"Tiny_TEST.ts: there is no such file"):
         load_uea(uea)
 
 
@@ -193,7 +163,6 @@ def test_imdb_of_keras(tmp_path):
     [
         ({"x_train_lengths": np.array([2, 1, 2])}, "add up to the size"),
         ({"y_test": np.array([2])}, "must be 0 or 1"),
-        ({"x_test_ids": np.array([3, 0, 8, 8])}, "an id below 1"),
         ({"y_test": None}, "it has no y_test"),
     ],
 )

@@ -72,21 +72,6 @@ def test_word_vectors_that_are_not_whole_are_refused(tmp_path, content, message)
         load_word_vectors(path)
 
 
-@pytest.mark.parametrize(
-    ("loader", "source"),
-    [
-        (load_word_vectors, "fasttext"),
-        (load_word_pairs, "MUSE"),
-        (load_word_similarity, "multilingual-simlex"),
-        (load_similarity_sets, "multilingual-simlex"),
-        (load_crosslingual, "build_crosslingual"),
-    ],
-)
-def test_a_missing_file_is_named_with_its_source(tmp_path, loader, source):
-    with pytest.raises(ValueError, match=f"nowhere: there is no such.*{source}"):
-        loader(tmp_path / "nowhere")
-
-
 def test_word_pairs(tmp_path):
     path = tmp_path / "pairs.txt"
     path.write_text("cat Katze\ndog\tHund\n", encoding="utf-8")

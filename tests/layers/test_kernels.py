@@ -182,13 +182,11 @@ def test_lam_moves_between_plain_and_flat_features():
         (lambda: ProxKernelFeatures("gaussian"), "one of them"),
         (lambda: ProxKernelFeatures("gausian", num_landmarks=2), "psd_kernels"),
         (lambda: ProxKernelFeatures("gaussian", num_landmarks=0), "num_landmarks"),
-        (lambda: features(monitor=1), "`monitor` must be True, False, 'all' or a string"),
         (lambda: features(power=-2.0), "`power` must be -1.0 or -0.5"),
         (lambda: features(lam=-1.0), "lam"),
         (lambda: features(invariances=["gradient_variation"], power=-0.5), "power=-1"),
         (lambda: features(invariances=["flat"]), "gradient_flatness"),
         (lambda: features(landmarks=DATA[0]), "rows, features"),
-        (lambda: features(landmarks=np.full((2, 2), np.nan)), "finite"),
         (lambda: features(landmarks=np.zeros((0, 2))), r"neither of them 0.*\(0, 2\)"),
         (lambda: Invariance("gradient_flatness", points=np.zeros((3, 0))), "neither of them 0"),
         *[

@@ -131,7 +131,7 @@ class Prox(HasLam, keras.layers.Layer):
                 "example Prox('l1') or Prox(constraint='simplex')."
             )
         if self.constraint is not None:
-            if not isinstance(self.constraint, Regularizer) or not self.constraint.is_set:
+            if not isinstance(self.constraint, Regularizer) or not self.constraint.operator.is_set:
                 raise ValueError(
                     "`constraint` must be the name or the Regularizer of a set, such as 'simplex' "
                     f"or 'box'. Received: constraint={self.constraint!r}"

@@ -99,11 +99,6 @@ class Regularizer:
             raise ValueError(f"`low` must not exceed `high` (-1 and 1 by default): {options!r}")
         return checked
 
-    @property
-    def is_set(self) -> bool:
-        """Whether R is the indicator of a set, so that the map is a projection."""
-        return self.operator.is_set
-
     def __call__(self, z: tf.Tensor) -> tf.Tensor:
         """weight R(z) over the last axis (the last two for the nuclear norm)."""
         return self.weight * self.operator.value(z, **self._prepared)

@@ -4,14 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.ops.convex.nuclear import nuclear, prox_nuclear
+from proxnet_tf.ops.convex.nuclear import prox_nuclear
 from tests.helpers.operator_case import Case
 from tests.helpers.proximal_references import REFERENCES
-
-
-def test_value():
-    np.testing.assert_allclose(nuclear([[[3.0, 0, 0], [0, -4, 0]]]), [7.0], rtol=1e-6)
-
 
 KINKS = [
     ([[1.0, 0.0], [0.0, 1.0]], [[1, 2], [3, 4]], [[0, 0], [0, 0]]),

@@ -136,22 +136,6 @@ def test_large_lam_keeps_the_input_and_small_lam_reaches_the_minimum(name):
         np.testing.assert_allclose(far, minimum, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", sorted(OPERATORS))
-def test_value_is_zero_on_a_set_and_infinite_off_it(name):
-    case = Case(name, 4)
-    if not case.operator.is_set:
-        z = case.feasible(np.random.default_rng(3), 2)
-        doubled = np.asarray(case.value(2 * z))
-        if name in ("squared_l2", "quadratic"):
-            np.testing.assert_allclose(doubled, 4 * case.value(z))
-        elif name not in ("elastic_net", "entropy"):  # a norm or a seminorm
-            np.testing.assert_allclose(doubled, 2 * case.value(z))
-        return
-    outside = np.array([[1.0, -3.0, 2.0, 5.0]])
-    assert case.value(outside) == np.inf
-    assert case.value(case.prox(outside, 1.0)) == 0
-
-
 @pytest.mark.parametrize("bad", [np.inf, -np.inf])
 @pytest.mark.parametrize("name", sorted(OPERATORS))
 def test_an_infinity_stays_in_its_own_row(name, bad):

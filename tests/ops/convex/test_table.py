@@ -17,6 +17,11 @@ drawn = given(
     scale=st.sampled_from([0.3, 1.0, 5.0]),
 )
 bounded = settings(max_examples=5, deadline=None)
+# The fused lasso is made of the total variation, which is run on request here.
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name == "total_variation" else name
+    for name in sorted(OPERATORS)
+]
 
 
 def case_of(name, seed, size):
@@ -68,7 +73,7 @@ def test_jacobian_symmetric_with_eigenvalues_in_unit_interval(name, seed, size, 
     assert eigenvalues.max() <= 1 + 1e-10
 
 
-@pytest.mark.parametrize("name", sorted(OPERATORS))
+@pytest.mark.parametrize("name", NAMES)
 @bounded
 @drawn
 def test_gradients_equal_central_differences_away_from_kinks(name, seed, size, lam, scale):
@@ -97,7 +102,7 @@ def test_zero_input(name, size):
     assert np.isfinite(case.jacobian(x[0], 1.5)).all()
 
 
-@pytest.mark.parametrize("name", sorted(OPERATORS))
+@pytest.mark.parametrize("name", NAMES)
 def test_empty_batch(name):
     case = Case(name, 3)
     x = np.zeros((0, *case.shape))
@@ -106,7 +111,7 @@ def test_empty_batch(name):
     assert case.value(x).shape == (0,)
 
 
-@pytest.mark.parametrize("name", sorted(OPERATORS))
+@pytest.mark.parametrize("name", NAMES)
 def test_leading_axes_are_a_batch(name):
     case = Case(name, 4)
     x = case.sample(np.random.default_rng(1), 6)
@@ -137,7 +142,7 @@ def test_large_lam_keeps_the_input_and_small_lam_reaches_the_minimum(name):
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf])
-@pytest.mark.parametrize("name", sorted(OPERATORS))
+@pytest.mark.parametrize("name", NAMES)
 def test_an_infinity_stays_in_its_own_row(name, bad):
     case = Case(name, 4)
     x, y = np.random.default_rng(7).standard_normal((2, 3, *case.shape))
@@ -157,7 +162,7 @@ def test_an_infinity_stays_in_its_own_row(name, bad):
 ENTRYWISE = ("l1", "elastic_net", "squared_l2", "box", "nonnegative")
 
 
-@pytest.mark.parametrize("name", sorted(OPERATORS))
+@pytest.mark.parametrize("name", NAMES)
 def test_nan_makes_the_whole_vector_nan(name):
     case = Case(name, 4)
     x = case.sample(np.random.default_rng(0), 3, 3.0)
@@ -193,7 +198,7 @@ def test_a_masked_score_counts_nothing(name):
         np.testing.assert_allclose(dlam, dlam_short, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", sorted(OPERATORS))
+@pytest.mark.parametrize("name", NAMES)
 def test_vectors_without_entries_come_out_empty(name):
     operator = OPERATORS[name]
     prepared = operator.prepare(np.zeros((0, 0))) if operator.prepare else {}
@@ -209,7 +214,7 @@ def test_vectors_without_entries_come_out_empty(name):
         np.testing.assert_array_equal(value, np.full(shape[: -1 - (name == "nuclear")], expected))
 
 
-@pytest.mark.parametrize("name", sorted(OPERATORS))
+@pytest.mark.parametrize("name", NAMES)
 def test_graph_and_unknown_sizes_equal_eager(name):
     case = Case(name, 4)
     x = case.sample(np.random.default_rng(8), 3)

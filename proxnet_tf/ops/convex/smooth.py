@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from proxnet_tf.ops.convex.lbfgs import Evaluation, lbfgs
 from proxnet_tf.ops.linear.cg import conjugate_gradient
 from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.once import check_tapes, differentiable_once
@@ -25,9 +26,9 @@ from proxnet_tf.ops.linear.report import Observer, Report, observed
 
 RowFunction = Callable[[tf.Tensor], tf.Tensor]  # (batch, n) -> (batch,)
 Projection = Callable[[tf.Tensor], tf.Tensor]  # (batch, n) -> (batch, n)
-# z -> value (batch,), slope times scale (batch, n), residual (batch,)
-Evaluation = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
 _ValueAndSlope = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+
+_NEAR = 1e-2  # the residual below which Newton is the quicker one
 
 
 class ProxSolution(NamedTuple):
@@ -66,7 +67,7 @@ def smooth_prox(
 ) -> ProxSolution:
     """argmin_{z in C} R(z) + lam/2 ||z - x||^2 for every row, with the implicit gradient.
 
-    Without `projection`: Newton's method, its steps by conjugate gradients, with backtracking. With
+    Without `projection`: L-BFGS (see `lbfgs`), polished by Newton steps. With
     it: accelerated projected gradient with backtracking and restarts. Differentiable once. R has
     to be convex, or its curvature above -lam; otherwise a local minimum or `converged == False`
     comes back. A row whose iterates stop being finite returns its start.
@@ -122,9 +123,10 @@ def smooth_prox(
         return value, shift / scale + gap, residual
 
     if projection is None:
-        z, iterations = _newton(
-            evaluate, gradient, origin, fixed_lam, scale, tolerance, max_iterations
-        )
+        near = max(tolerance, _NEAR)
+        z, iterations = lbfgs(evaluate, origin, scale, near, max_iterations)
+        z, more = _newton(evaluate, gradient, z, fixed_lam, scale, tolerance, max_iterations)
+        iterations += more
     else:
         z, iterations = _projected_gradient(
             evaluate, project, origin, scale, tolerance, max_iterations
@@ -194,7 +196,7 @@ def _newton(
     tolerance: float,
     max_iterations: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Newton-CG with backtracking. A row ends when no length helps it."""
+    """Newton-CG with backtracking, from where L-BFGS ends. A row ends when no length helps it."""
     rounding = 10 * np.finfo(z.dtype.as_numpy_dtype).eps
 
     def newton(

@@ -79,7 +79,7 @@ def by_finite_difference(
 
 
 def check_tapes() -> None:
-    """Raises a `NotImplementedError` in forward mode, where no gradient tape records.
+    """Raises a `NotImplementedError` where no gradient tape records, as in forward mode.
 
     For gradient functions that need one: without it their derivatives would come out as zero.
     """
@@ -91,5 +91,6 @@ def check_tapes() -> None:
         raise NotImplementedError(
             "This proximal map has no derivative in forward mode (`tf.autodiff."
             "ForwardAccumulator`). Take the product with its Jacobian by two gradient tapes, or "
-            "the Jacobian by `tape.jacobian`."
+            "the Jacobian by `tape.jacobian`. Nor has it one inside of `keras.RematScope` or "
+            "`tf.recompute_grad`: make the layer outside of the scope."
         )

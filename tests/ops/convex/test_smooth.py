@@ -180,3 +180,11 @@ def test_what_is_not_finite_stays_in_its_own_row(bad, projection):
     np.testing.assert_allclose(found.point[1:], alone.point, atol=1e-8)
     np.testing.assert_allclose(dx[1:], dx_alone, atol=1e-8)
     np.testing.assert_array_equal(found.report.converged, [False, True, True])
+
+
+def test_a_scope_that_stops_the_tapes_is_named():
+    def solve(x):
+        return smooth_prox(lambda z: tf.reduce_sum(z**4, axis=-1), x, 1.0).point
+
+    with pytest.raises(NotImplementedError, match=r"inside of `keras\.RematScope`.*outside of the"):
+        tf.recompute_grad(solve)(tf.constant(X))

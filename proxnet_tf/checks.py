@@ -38,20 +38,19 @@ def check_number(
     return number
 
 
-def check_integer(name: str, value: object, *, at_least: int | None = 1) -> int:
+def check_integer(name: str, value: object, *, at_least: int = 1) -> int:
     """Returns `value` as an int, or raises a `ValueError` naming `name`, the value and the range.
 
     Args:
         name: the argument's name, for the message.
         value: what came; an integer, or a scalar array or eager tensor with one.
-        at_least: inclusive lower bound; None for none.
+        at_least: inclusive lower bound.
     """
     known = unwrapped(value)
     whole = isinstance(known, numbers.Integral) and not isinstance(known, bool)
     number = int(known) if whole else 0
-    if not whole or (at_least is not None and number < at_least):
-        bound = "" if at_least is None else f" >= {at_least}"
-        raise ValueError(f"`{name}` must be an integer{bound}. Received: {name}={known!r}")
+    if not whole or number < at_least:
+        raise ValueError(f"`{name}` must be an integer >= {at_least}. Received: {name}={known!r}")
     return number
 
 

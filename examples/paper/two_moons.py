@@ -21,7 +21,7 @@ from report import figure, markdown, positive, write
 from sklearn.datasets import make_moons
 
 from proxnet_tf.layers.kernels.features import ProxKernelFeatures
-from proxnet_tf.ops.kernels import gradient_flatness
+from proxnet_tf.ops.kernels import Functionals
 
 LEFT, RIGHT, INK = "#0072B2", "#D55E00", "#222222"  # Okabe and Ito: safe for colour blindness
 
@@ -180,7 +180,7 @@ def main(arguments=None):
 
     points, moon, labelled = moons(args.num_points, args.noise, args.seed)
     kernel = tfp.math.psd_kernels.ExponentiatedQuadratic(length_scale=np.float64(args.width))
-    flat = gradient_flatness(points)
+    flat = Functionals(points, derivative=True)
     plain = np.linalg.norm(points[:, np.newaxis] - points, axis=-1)
     before = nearest_label_accuracy(plain, moon, labelled)
     nearest = [("none", f"{before:.3f}")]

@@ -182,28 +182,9 @@ class RecallAtK(_Retrieval):
     Reference: Hodosh, Young, Hockenmaier, Framing image description as a ranking task (2013).
     """
 
-    def __init__(
-        self,
-        k: int = 1,
-        *,
-        views: Sequence[int] = (0, 1),
-        direction: str = "both",
-        capacity: int = 4096,
-        split: Sequence[int] | None = None,
-        nan_is_missing: bool = False,
-        name: str | None = None,
-        **kwargs: Any,
-    ):
+    def __init__(self, k: int = 1, *, name: str | None = None, **kwargs: Any):
         self.k = check_integer("k", k)
-        super().__init__(
-            views=views,
-            direction=direction,
-            capacity=capacity,
-            split=split,
-            nan_is_missing=nan_is_missing,
-            name=name or f"recall_at_{self.k}",
-            **kwargs,
-        )
+        super().__init__(name=name or f"recall_at_{self.k}", **kwargs)
 
     def _score(self, pairs: ranks.Pairs) -> tf.Tensor:
         return ranks.mean(pairs, ranks.recall(pairs, self.k))

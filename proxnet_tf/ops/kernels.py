@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.linear.number import real_array
-
 
 class Functionals(NamedTuple):
     """Bounded linear functionals of f at `points`.
@@ -31,30 +29,14 @@ class Functionals(NamedTuple):
     combination: tf.Tensor | None = None
 
 
-def gradient_flatness(points: tf.Tensor, weight: float = 1.0) -> Functionals:
-    """R(f) = weight/2 sum_i ||grad f(x_i)||^2: z_i = sqrt(weight) dk(x_i, .)/dx_i.
+def graph_laplacian(points: np.ndarray, adjacency: np.ndarray) -> Functionals:
+    """R(f) = 1/2 sum_ij w_ij (f(x_i) - f(x_j))^2 = f^T (D - W) f, W = `adjacency`.
 
-    Example:
-        >>> gradient_flatness(np.zeros((3, 2))).derivative
-        True
+    Instead of one representer an edge, the p rows of a square root of 2 (D - W).
     """
-    points = tf.convert_to_tensor(points)
-    root = np.sqrt(weight) * tf.eye(points.shape[0] * points.shape[1], dtype=points.dtype)
-    return Functionals(points, True, None if weight == 1.0 else root)
-
-
-def graph_laplacian(
-    points: tf.Tensor, adjacency: np.ndarray | tf.Tensor, weight: float = 1.0
-) -> Functionals:
-    """R(f) = weight/2 sum_ij w_ij (f(x_i) - f(x_j))^2 = weight f^T (D - W) f, W = `adjacency`.
-
-    Instead of one representer an edge, the p rows of a square root of 2 weight (D - W).
-    """
-    w = real_array("The adjacency", adjacency)
-    values, vectors = np.linalg.eigh(2 * weight * (np.diag(w.sum(axis=1)) - w))
+    values, vectors = np.linalg.eigh(2 * (np.diag(adjacency.sum(axis=1)) - adjacency))
     root = np.sqrt(np.maximum(values, 0))[:, np.newaxis] * vectors.T
-    points = tf.convert_to_tensor(points)
-    return Functionals(points, False, tf.cast(root, points.dtype))
+    return Functionals(points, False, tf.constant(root))
 
 
 def neighbor_adjacency(points: np.ndarray, num_neighbors: int = 5) -> np.ndarray:
@@ -64,7 +46,6 @@ def neighbor_adjacency(points: np.ndarray, num_neighbors: int = 5) -> np.ndarray
         >>> neighbor_adjacency(np.array([[0.0], [1.0], [3.0]]), 1).tolist()
         [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
     """
-    points = real_array("`points`", points)
     distances = ((points[:, np.newaxis] - points[np.newaxis]) ** 2).sum(axis=-1)
     np.fill_diagonal(distances, np.inf)
     nearest = np.argsort(distances, axis=1, kind="stable")[:, :num_neighbors]
@@ -121,24 +102,15 @@ def _mixed_derivatives(kernel: Any, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.transpose(mixed, [1, 0, 2, 3]), [-1, tf.shape(b)[0] * size])
 
 
-def inverse_square_root(matrix: tf.Tensor, threshold: float = 1e-12) -> tf.Tensor:
-    """Pseudo-inverse square root of a symmetric positive semidefinite matrix.
+def nystroem(kernel: Any, landmarks: tf.Tensor, threshold: float = 1e-12) -> tf.Tensor:
+    """K_W^{-1/2}, so that phi(x) = K_W^{-1/2} k_W(x) embeds k_x; W = `landmarks` (m, d).
 
-    Eigenvalues below `threshold` times the largest count as 0.
-
-    Example:
-        >>> inverse_square_root(tf.constant([[4.0, 0.0], [0.0, 0.0]])).numpy().tolist()
-        [[0.5, 0.0], [0.0, 0.0]]
+    A pseudo-inverse: eigenvalues below `threshold` times the largest count as 0.
     """
-    values, vectors = tf.linalg.eigh(matrix)
+    values, vectors = tf.linalg.eigh(kernel.matrix(landmarks, landmarks))
     kept = values > threshold * values[-1]
     roots = tf.where(kept, tf.math.rsqrt(tf.where(kept, values, 1)), tf.zeros_like(values))
     return tf.matmul(vectors * roots, vectors, transpose_b=True)
-
-
-def nystroem(kernel: Any, landmarks: tf.Tensor, threshold: float = 1e-12) -> tf.Tensor:
-    """K_W^{-1/2}, so that phi(x) = K_W^{-1/2} k_W(x) embeds k_x; W = `landmarks` (m, d)."""
-    return inverse_square_root(kernel.matrix(landmarks, landmarks), threshold)
 
 
 def embedded_representers(

@@ -8,8 +8,6 @@ from tests.helpers.proximal_references import REFERENCES
 
 NON_CONVEX = {"standardized"}
 CONVEX = sorted(set(OPERATORS) - NON_CONVEX)
-SETS = [name for name in CONVEX if OPERATORS[name].is_set]
-FUNCTIONS = [name for name in CONVEX if not OPERATORS[name].is_set]
 
 
 def path_laplacian(n):

@@ -148,7 +148,6 @@ REFERENCES = {
     "l2_ball": l2_ball,
     "l1_ball": l1_ball,
     "simplex": simplex,
-    "sparsemax": simplex,
     "isotonic": isotonic,
     "standardized": standardized,
 }

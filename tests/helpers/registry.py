@@ -73,12 +73,6 @@ def log_cosh(z):
 
 
 @register
-def half(x):
-    """A start of the solver."""
-    return x / 2
-
-
-@register
 def roughness(z):
     """An R of a whole sequence."""
     return tf.reduce_sum((z[:, 1:] - z[:, :-1]) ** 2, axis=[1, 2]) / 2
@@ -315,9 +309,9 @@ LAYERS = {
     "Prox l1": _prox(
         SEQUENCES, lambda: dict(regularizer="l1"), masks="passed", jit=True, always=True
     ),
-    "Prox simplex along an axis": _prox(
+    "Prox simplex over time": _prox(
         SEQUENCES,
-        lambda: dict(constraint=Regularizer("simplex", total=2.0), axis=1),
+        lambda: dict(constraint=Regularizer("simplex", total=2.0), over="time"),
         jit=True,
         always=True,
     ),
@@ -333,7 +327,7 @@ LAYERS = {
     "Prox of a function": _prox(
         SEQUENCES,
         lambda: dict(
-            regularizer=log_cosh, start=half, tolerance=1e-4, max_iterations=50, monitor="r"
+            regularizer=log_cosh, start=0.5, tolerance=1e-4, max_iterations=50, monitor="r"
         ),
         masks="passed",
         always=True,

@@ -109,15 +109,6 @@ def test_weights_are_those_of_queries(name):
         np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
-def test_median_of_an_even_number_is_between():
-    x = np.eye(4)
-    order = [0, 2, 3, 1]  # ranks 1 and, of the others, 3: all but the first are tied
-    second = x[order]
-    assert expected("median_rank", x, second) == 3.0
-    assert measured("median_rank", x, second) == 3.0
-    assert measured("median_rank", x, second, weight=np.array([3, 1, 1, 1]) * 0.1) == 2.0
-
-
 @pytest.mark.parametrize("name", METRICS)
 def test_masks_sequences_and_more_views(name):
     rng = np.random.default_rng(5)
@@ -160,8 +151,6 @@ def test_what_is_not_a_number_shows(name):
 def test_more_than_has_place():
     name = "recall_at_3"
     first, second = pairs(20, seed=8)
-    wanted = expected(name, first, second)
-    np.testing.assert_allclose(measured(name, first, second, (7,), capacity=20), wanted)
     with pytest.warns(UserWarning, match=f"{name} is NaN.*capacity=19 pairs. Received: 20"):
         assert np.isnan(measured(name, first, second, (7,), capacity=19))
     metric = METRICS[name](capacity=19)
@@ -194,28 +183,6 @@ def test_blocks_of_a_large_batch_in_a_graph():
     result = tf.function(metric.result, jit_compile=True)()
     wanted = expected("mean_reciprocal_rank", first, second)
     np.testing.assert_allclose(result, wanted, rtol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_dtypes(dtype):
-    codes = [tf.cast(x, dtype) for x in pairs(25, seed=10)]
-    exact = [np.asarray(tf.cast(x, "float64")) for x in codes]
-    for name, make in METRICS.items():
-        metric = make(dtype=dtype, capacity=25)
-        metric.update_state(None, codes)
-        result = metric.result()
-        assert result.dtype == dtype
-        tolerance = {"float16": 1e-3, "bfloat16": 1e-2}.get(dtype, 1e-6)
-        np.testing.assert_allclose(
-            tf.cast(result, "float64"), expected(name, *exact), rtol=tolerance
-        )
-
-
-def test_codes_near_the_ends_of_their_range():
-    first, second = pairs(20, seed=11)
-    for scales in ((1e200, 1e-200), (1e-160, 1e160)):
-        found = measured("mean_reciprocal_rank", first * scales[0], second * scales[1])
-        np.testing.assert_allclose(found, expected("mean_reciprocal_rank", first, second))
 
 
 def test_fit_and_evaluate():
@@ -253,7 +220,6 @@ X = np.ones((4, 3), "float32")
         (lambda: MedianRank(direction="up"), "`direction` .*'second_to_first'.*direction='up'"),
         (lambda: MedianRank(views=(1, 1)), r"two different views.*views=\(1, 1\)"),
         (lambda: MedianRank(views=(0, -1)), "`views` must be an integer >= 0.*views=-1"),
-        (lambda: MedianRank(views=2), "two different views.*views=2"),
         (lambda: MedianRank(views=(0, 2))(None, [X, X]), r"views \(0, 2\).*2 views of the widths"),
         (lambda: MedianRank()(None, [X, X[:, :2]]), r"one width.*`LinearCCA.project`.*\(3, 2\)"),
         (lambda: MedianRank()(None, X), "width 3, which has no halves"),
@@ -264,13 +230,6 @@ X = np.ones((4, 3), "float32")
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_other_widths_than_before():
-    metric = MedianRank()
-    metric.update_state(None, [X, X])
-    with pytest.raises(ValueError, match=r"codes of the width 3\. Received: 2"):
-        metric.update_state(None, [X[:, :2], X[:, :2]])
 
 
 def test_inputs_that_are_no_pairs_of_arrays():

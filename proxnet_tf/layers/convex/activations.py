@@ -41,54 +41,32 @@ def tanh_prior(z: tf.Tensor) -> tf.Tensor:
     return _inside(z, -1.0, 1.0, r)
 
 
-@keras.saving.register_keras_serializable(package="proxnet_tf")
-def softmax_prior(z: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
-    """Softmax's R in the n - 1 free entries z; z_n = 1 - sum z, and `last` (batch, 1) is x_n.
-
-    R = sum_{i<=n} (z_i log z_i - z_i^2/2) + (z_n - x_n)^2/2; the last term is the distance that the
-    free entries leave out.
-    """
-    rest = 1 - tf.reduce_sum(z, axis=-1, keepdims=True)
-    whole = tf.concat([z, rest], axis=-1)
-    negative_entropy = _inside(whole, 0.0, math.inf, lambda p: p * tf.math.log(p) - p**2 / 2)
-    return negative_entropy + tf.reduce_sum((rest - last) ** 2, axis=-1) / 2
-
-
-@keras.saving.register_keras_serializable(package="proxnet_tf")
-def uniform_start(x: tf.Tensor) -> tf.Tensor:
-    """The centre of the simplex in its n - 1 free entries."""
-    n = tf.cast(tf.shape(x)[-1] + 1, x.dtype)
-    return tf.ones_like(x) / n
-
-
 def prox_of_activation(name: str) -> dict[str, Any]:
     """What makes `Prox` at lam = 1 the activation or normalisation `name`.
 
     | name | R | C |
     | --- | --- | --- |
     | `"sigmoid"`, `"tanh"` | integral of the inverse activation - z^2/2 | |
-    | `"softmax"` | sum z log z - z^2/2 in the n - 1 free entries | simplex (eliminated) |
     | `"relu"` | 0 | z >= 0 |
     | `"hard_tanh"` | 0 | -1 <= z <= 1 |
-    | `"batch_normalization"` | 0 | mean 0 and norm sqrt(n), along `axis` (not convex) |
+    | `"batch_normalization"` | 0 | mean 0 and norm sqrt(n) (not convex) |
 
-    For `"softmax"` the layer takes [x[..., :-1], x[..., -1:]] and returns all entries but the
-    last, which is 1 minus their sum; in closed form it is `Prox("entropy")`. The solved ones need
-    |x| below about 8 in float32, where a saturated sigmoid no longer differs from 1.
+    Batch normalization takes `over="batch"`. Softmax is a closed form of its own,
+    `Prox("entropy")`. The solved ones, sigmoid and tanh, need |x| below about 8 in float32, where a
+    saturated sigmoid no longer differs from 1.
 
     Args:
         name: one of the above.
 
     Returns:
-        A dict of `regularizer`, `constraint` and `start`: the first argument of `Prox`, or its
-        keyword arguments.
+        A dict of `regularizer`, `constraint` and `start`, keyword arguments of `Prox`.
 
     Raises:
         ValueError: an unknown name.
 
     Example:
         >>> from proxnet_tf import Prox
-        >>> Prox(prox_of_activation("sigmoid"))(tf.constant([[0.0, 2.0]])).numpy().round(3)
+        >>> Prox(**prox_of_activation("sigmoid"))(tf.constant([[0.0, 2.0]])).numpy().round(3)
         array([[0.5  , 0.881]], dtype=float32)
 
     Reference: Li, Ma, Zhang (2020), section 2.
@@ -96,7 +74,6 @@ def prox_of_activation(name: str) -> dict[str, Any]:
     table: dict[str, tuple[Callable[..., tf.Tensor] | None, Any, Any]] = {
         "sigmoid": (sigmoid_prior, None, 0.5),
         "tanh": (tanh_prior, None, 0.0),
-        "softmax": (softmax_prior, None, uniform_start),
         "relu": (None, "nonnegative", None),
         "hard_tanh": (None, Regularizer("box", low=-1.0, high=1.0), None),
         "batch_normalization": (None, "standardized", None),

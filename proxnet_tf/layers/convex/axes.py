@@ -6,31 +6,6 @@ import tensorflow as tf
 
 from proxnet_tf.checks import steps_mask
 from proxnet_tf.layers.convex.regularizer import Regularizer
-from proxnet_tf.ops.convex.smooth import Projection
-
-
-def to_last(x: tf.Tensor, axis: int) -> tf.Tensor:
-    """`x` with `axis`, which must not be that of the batch, moved to the end."""
-    order = _order(x, axis)
-    return x if order is None else tf.transpose(x, order)
-
-
-def from_last(x: tf.Tensor, axis: int) -> tf.Tensor:
-    """The inverse of `to_last`."""
-    order = _order(x, axis)
-    return x if order is None else tf.transpose(x, [order.index(i) for i in range(len(order))])
-
-
-def _order(x: tf.Tensor, axis: int) -> list[int] | None:
-    rank = len(x.shape)
-    if not -rank < axis < rank or axis % rank == 0:
-        raise ValueError(
-            f"`axis` must name an axis of the input other than the batch's. Received: axis={axis} "
-            f"for shape {tuple(x.shape)}"
-        )
-    if axis % rank == rank - 1:
-        return None
-    return [i for i in range(rank) if i != axis % rank] + [axis % rank]
 
 
 def check_rank(x: tf.Tensor, meaning: str) -> None:
@@ -51,9 +26,9 @@ def refuse_mask(mask: Any, over: str) -> None:
 
 
 def apply_closed_form(
-    form: Regularizer, x: tf.Tensor, lam: tf.Tensor, mask: tf.Tensor | None, over: str, axis: int
+    form: Regularizer, x: tf.Tensor, lam: tf.Tensor, mask: tf.Tensor | None, over: str
 ) -> tf.Tensor:
-    """The map of `form` on every vector of `x` along `axis`, along time, or along the batch.
+    """The map of `form` on every vector of `x` along the last axis, along time, or along the batch.
 
     Args:
         form: R.
@@ -61,14 +36,12 @@ def apply_closed_form(
         lam: scalar.
         mask: (batch, time), for over="time"; steps with False keep their value.
         over: "example", "time" or "batch", as in `Prox`.
-        axis: of a vector, for over="example".
     """
     matrix = form.operator.matrix
     if over == "example":
         if matrix:
             check_rank(x, "(batch, rows, columns)")
-            return form.prox(x, lam)
-        return from_last(form.prox(to_last(x, axis), lam), axis)
+        return form.prox(x, lam)
     if over == "time":
         check_rank(x, "(batch, time, features)")
         valid = None
@@ -83,27 +56,6 @@ def apply_closed_form(
     rows = tf.reshape(x, [tf.shape(x)[0], tf.reduce_prod(tf.shape(x)[1:])])
     z = form.prox(rows, lam) if matrix else tf.transpose(form.prox(tf.transpose(rows), lam))
     return tf.reshape(z, tf.shape(x))
-
-
-def projection_onto(form: Regularizer, lam: tf.Tensor, seen: tf.Tensor, over: str) -> Projection:
-    """The projection of rows, each of which is an input of shape `seen` or a part of one.
-
-    Args:
-        form: of a set.
-        lam: scalar, which a projection ignores.
-        seen: the shape in which R sees the input.
-        over: along which axis of it the set lies: the last, time, or the batch.
-    """
-    if over == "example":
-        return lambda z: form.prox(z, lam)
-    order = [0, 2, 1] if over == "time" else [1, 0]
-
-    def project(z: tf.Tensor) -> tf.Tensor:
-        shape = seen if over == "time" else [seen[0], tf.reduce_prod(seen[1:])]
-        whole = form.prox(tf.transpose(tf.reshape(z, shape), order), lam)
-        return tf.reshape(tf.transpose(whole, order), tf.shape(z))
-
-    return project
 
 
 def shape_of_first(input_shape: Any) -> tuple[int | None, ...]:

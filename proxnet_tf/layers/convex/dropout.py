@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from proxnet_tf.checks import HasLam, at_least_float32
 from proxnet_tf.layers.monitor import Monitor, check_monitor
-from proxnet_tf.ops.convex.dropout import dropout_solution
+from proxnet_tf.ops.convex.dropout import prox_dropout
 from proxnet_tf.ops.linear.number import check_real
 
 
@@ -69,7 +69,7 @@ class ProxDropout(HasLam, keras.layers.Layer):
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
         dtype = at_least_float32(self.compute_dtype)
         lam = self.lam_in(dtype)
-        found = dropout_solution(
+        found = prox_dropout(
             tf.cast(check_real("The input", inputs), dtype),
             lam,
             self._monitor.backward(training),

@@ -1,6 +1,6 @@
 """Any convex regulariser as a layer without weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -33,21 +33,19 @@ class Prox(HasLam, keras.layers.Layer):
             (its curvature above -lam at least), made of TensorFlow or Keras operations, keeping
             the dtype and +inf outside its domain (a Keras layer computes in the dtype of the
             solver, whatever its policy); or None for R = 0 under a `constraint`. To be
-            saved, a function needs `keras.saving.register_keras_serializable`. What
-            `prox_of_activation` returns stands for `regularizer`, `constraint` and `start`.
+            saved, a function needs `keras.saving.register_keras_serializable`.
         lam: weight of the distance, > 0; 1 by default. The larger, the nearer the output is to
             the input. A variable that is read at every call: `LambdaSchedule` drives it.
         constraint: the set C, a name or a `Regularizer` of a set (`"simplex"`, `"box"`, ...); for
             a callable R it must be finite and smooth on C. None by default.
-        axis: the axis of one vector with over="example"; the last by default.
-        over: what one R sees: `"example"` one vector along `axis` (the default); `"time"` one
-            whole sequence (batch, time, features); `"batch"` the whole batch. A closed form with
-            `"time"` or `"batch"` acts along that axis for every feature, the nuclear norm on the
-            whole matrix. A callable gets (rows, n) and returns (rows,) with `"example"`;
+        over: what one R sees: `"example"` one vector along the last axis (the default); `"time"`
+            one whole sequence (batch, time, features); `"batch"` the whole batch. A closed form
+            with `"time"` or `"batch"` acts along that axis for every feature, the nuclear norm on
+            the whole matrix. A callable gets (rows, n) and returns (rows,) with `"example"`;
             (batch, time, features) and returns (batch,) with `"time"`; the batch and returns a
             scalar with `"batch"`.
-        start: where the solver for a callable R starts: a number, or a callable x -> z; needed
-            if R is +inf at x. The input itself by default.
+        start: the value of every entry where the solver for a callable R starts; needed if R is
+            +inf at x. The input itself by default.
         tolerance: bound on the solver's relative residual; by default 1e-9 in float64, 1e-5 in
             float32.
         max_iterations: bound on the solver's iterations, and on those of the linear systems of
@@ -88,26 +86,22 @@ class Prox(HasLam, keras.layers.Layer):
 
     def __init__(
         self,
-        regularizer: str | Regularizer | Callable[..., tf.Tensor] | Mapping[str, Any] | None = None,
+        regularizer: str | Regularizer | Callable[..., tf.Tensor] | None = None,
         *,
         lam: float = 1.0,
         constraint: str | Regularizer | None = None,
-        axis: int = -1,
         over: str = "example",
-        start: float | Callable[[tf.Tensor], tf.Tensor] | None = None,
+        start: float | None = None,
         tolerance: float | None = None,
         max_iterations: int = 200,
         monitor: bool | str = False,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        if isinstance(regularizer, Mapping):
-            regularizer, constraint, start = _arguments(regularizer, constraint, start)
         self.regularizer = _resolve("regularizer", regularizer)
         self.constraint = _resolve("constraint", constraint)
-        self.axis = check_integer("axis", axis, at_least=None)
         self.over = check_choice("over", over, ("example", "time", "batch"))
-        self.start = start if start is None or callable(start) else check_number("start", start)
+        self.start = None if start is None else check_number("start", start)
         self.tolerance = (
             None if tolerance is None else check_number("tolerance", tolerance, above=0.0)
         )
@@ -137,7 +131,7 @@ class Prox(HasLam, keras.layers.Layer):
                 "example Prox('l1') or Prox(constraint='simplex')."
             )
         if self.constraint is not None:
-            if not isinstance(self.constraint, Regularizer) or not self.constraint.is_set:
+            if not isinstance(self.constraint, Regularizer) or not self.constraint.operator.is_set:
                 raise ValueError(
                     "`constraint` must be the name or the Regularizer of a set, such as 'simplex' "
                     f"or 'box'. Received: constraint={self.constraint!r}"
@@ -148,24 +142,13 @@ class Prox(HasLam, keras.layers.Layer):
                     f"{' or '.join(map(repr, _SMOOTH))}. Received: {self.regularizer.name!r}; its "
                     "proximal map under a constraint has no closed form."
                 )
-        form = self._closed_form
-        if self.axis != -1 and form is not None and form.operator.matrix:
-            raise ValueError(
-                f"{form.name!r} is a function of the last two axes and takes no "
-                f"`axis`. Received: axis={self.axis!r}"
-            )
-        if self.over != "example" and self.axis != -1:
-            raise ValueError(
-                f"`axis` applies to over='example' only. Received: over={self.over!r} with "
-                f"axis={self.axis!r}"
-            )
 
     def build(self, input_shape: Any) -> None:
         # The variables of an R that is a layer cannot be made inside the solver's loop.
         if isinstance(self.regularizer, keras.layers.Layer) and not self.regularizer.built:
             shape = self.compute_output_shape(input_shape)
             if self.over == "example":
-                shape = (None, shape[self.axis])
+                shape = (None, shape[-1])
             self.regularizer.build(shape)
         self.built = True
 
@@ -177,7 +160,7 @@ class Prox(HasLam, keras.layers.Layer):
         x = tf.cast(x, dtype)
         lam = self.lam_in(dtype)
         if self._closed_form is not None and context is None:
-            z = axes.apply_closed_form(self._closed_form, x, lam, mask, self.over, self.axis)
+            z = axes.apply_closed_form(self._closed_form, x, lam, mask, self.over)
             self._monitor.forward(exact(z))
         else:
             found = self._solve(x, context, lam, mask, training)
@@ -209,10 +192,8 @@ class Prox(HasLam, keras.layers.Layer):
         mask: tf.Tensor | None,
         training: bool,
     ) -> ProxSolution:
-        moved = x
         if self.over == "example":
-            moved = axes.to_last(x, self.axis)
-            rows = as_rows(moved)
+            rows = as_rows(x)
             context = None if context is None else as_rows(tf.convert_to_tensor(context))
         else:
             axes.refuse_mask(mask, self.over)
@@ -220,7 +201,6 @@ class Prox(HasLam, keras.layers.Layer):
                 axes.check_rank(x, "(batch, time, features)")
             count = tf.shape(x)[0] if self.over == "time" else 1
             rows = tf.reshape(x, [count, tf.size(x) // tf.maximum(count, 1)])
-        seen = tf.shape(moved)  # the shape in which R sees z
         if context is not None and context.dtype.is_floating:
             context = tf.cast(context, x.dtype)
 
@@ -230,32 +210,29 @@ class Prox(HasLam, keras.layers.Layer):
 
         def regularizer(z: tf.Tensor) -> tf.Tensor:
             example = self.over == "example"
-            whole = z if example else tf.ensure_shape(tf.reshape(z, seen), x.shape)
+            whole = z if example else tf.ensure_shape(tf.reshape(z, tf.shape(x)), x.shape)
             value = tf.convert_to_tensor(r(whole) if context is None else r(whole, context))
             if self.over == "batch" and value.shape.rank == 0:
                 value = value[tf.newaxis]
             return value
 
-        constraint = self.constraint
+        def project(z: tf.Tensor) -> tf.Tensor:
+            whole = tf.reshape(z, tf.shape(x))
+            inside = axes.apply_closed_form(self.constraint, whole, lam, None, self.over)
+            return tf.reshape(inside, tf.shape(z))
+
+        start = self.start
         found = smooth_prox(
             regularizer,
             rows,
             lam,
-            projection=None
-            if constraint is None
-            else axes.projection_onto(constraint, lam, seen, self.over),
-            start=None if self.start is None else tf.reshape(self._start(moved), tf.shape(rows)),
+            projection=None if self.constraint is None else project,
+            start=None if start is None else tf.fill(tf.shape(rows), tf.cast(start, rows.dtype)),
             tolerance=self.tolerance or default_tolerance(rows.dtype),
             max_iterations=self.max_iterations,
             observer=self._monitor.backward(training),
         )
-        z = tf.reshape(found.point, seen)
-        return found._replace(point=axes.from_last(z, self.axis) if self.over == "example" else z)
-
-    def _start(self, x: tf.Tensor) -> tf.Tensor:
-        if callable(self.start):
-            return self.start(x)
-        return tf.fill(tf.shape(x), tf.cast(self.start, x.dtype))
+        return found._replace(point=tf.reshape(found.point, tf.shape(x)))
 
     @property
     def status(self) -> dict[str, float]:
@@ -274,9 +251,8 @@ class Prox(HasLam, keras.layers.Layer):
             "regularizer": _serialize(self.regularizer),
             "lam": self.initial_lam,
             "constraint": _serialize(self.constraint),
-            "axis": self.axis,
             "over": self.over,
-            "start": _serialize(self.start),
+            "start": self.start,
             "tolerance": self.tolerance,
             "max_iterations": self.max_iterations,
             "monitor": self.monitor,
@@ -285,22 +261,10 @@ class Prox(HasLam, keras.layers.Layer):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Prox":
         config = dict(config)
-        for key in ("regularizer", "constraint", "start"):
+        for key in ("regularizer", "constraint"):
             if isinstance(config.get(key), dict):
                 config[key] = keras.saving.deserialize_keras_object(config[key])
         return cls(**config)
-
-
-def _arguments(given: Mapping[str, Any], constraint: Any, start: Any) -> tuple[Any, Any, Any]:
-    """`regularizer`, `constraint` and `start` from what `prox_of_activation` returns."""
-    names = ("regularizer", "constraint", "start")
-    if not set(given) <= set(names) or constraint is not None or start is not None:
-        raise ValueError(
-            "A dict in the place of `regularizer` must be what `prox_of_activation` returns, "
-            "which sets `constraint` and `start` as well. Received: a dict with the keys "
-            f"{sorted(given)}, constraint={constraint!r}, start={start!r}"
-        )
-    return given.get("regularizer"), given.get("constraint"), given.get("start")
 
 
 def _resolve(argument: str, value: Any) -> Any:

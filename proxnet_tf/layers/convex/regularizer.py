@@ -37,9 +37,9 @@ class Regularizer:
 
     and the sets, R = 0 inside and +inf outside, whose map is the projection (`weight` and lam
     change nothing): `"box"` (`low` = -1, `high` = 1, either may be infinite), `"nonnegative"`,
-    `"l2_ball"` and `"l1_ball"` (`radius` > 0, 1), `"simplex"` (`total` > 0, 1), `"sparsemax"`
-    (another name of the simplex), `"isotonic"` (non-decreasing), `"standardized"` (mean 0 and norm
-    sqrt(n); not convex). Each bound of a set is judged by its own size, to 100 roundings.
+    `"l2_ball"` and `"l1_ball"` (`radius` > 0, 1), `"simplex"` (`total` > 0, 1; its map is
+    the sparsemax), `"isotonic"` (non-decreasing), `"standardized"` (mean 0 and norm sqrt(n); not
+    convex). Each bound of a set is judged by its own size, to 100 roundings.
     The gradient at the kinks of each map is documented at its function in `proxnet_tf.ops`.
 
     Args:
@@ -99,18 +99,9 @@ class Regularizer:
             raise ValueError(f"`low` must not exceed `high` (-1 and 1 by default): {options!r}")
         return checked
 
-    @property
-    def is_set(self) -> bool:
-        """Whether R is the indicator of a set, so that the map is a projection."""
-        return self.operator.is_set
-
-    def value(self, z: tf.Tensor) -> tf.Tensor:
+    def __call__(self, z: tf.Tensor) -> tf.Tensor:
         """weight R(z) over the last axis (the last two for the nuclear norm)."""
         return self.weight * self.operator.value(z, **self._prepared)
-
-    def __call__(self, z: tf.Tensor) -> tf.Tensor:
-        """The same as `value`."""
-        return self.value(z)
 
     def prox(self, x: tf.Tensor, lam: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
         """argmin_z weight R(z) + lam/2 ||z - x||^2 for float32 or float64 `x`.

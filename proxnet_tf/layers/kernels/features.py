@@ -1,6 +1,6 @@
 """Kernel features that respect invariances (section 3 and the appendix on kernel warping)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,7 +14,7 @@ from proxnet_tf.ops import kernels
 from proxnet_tf.ops.convex.chain import as_rows
 from proxnet_tf.ops.convex.smooth import ProxSolution, smooth_prox
 from proxnet_tf.ops.linear.number import check_real
-from proxnet_tf.ops.linear.report import Report
+from proxnet_tf.ops.linear.report import exact
 
 _SHORT_NAMES = {"gaussian": "ExponentiatedQuadratic", "laplace": "MaternOneHalf"}
 
@@ -91,11 +91,6 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
                 f"{'given' if landmarks is not None else 'not given'}"
             )
         self.kernel = kernel
-        if not isinstance(kernel_options, Mapping | None):
-            raise ValueError(
-                "`kernel_options` must be a dict, such as {'length_scale': 0.3}. Received: "
-                f"kernel_options={kernel_options!r}"
-            )
         self.kernel_options = dict(kernel_options or {})
         self.num_landmarks = (
             None if num_landmarks is None else check_integer("num_landmarks", num_landmarks)
@@ -229,7 +224,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
                 kernel, landmarks, whitening, invariance.functionals(landmarks)
             )
             if invariance.quadratic:
-                energy += tf.matmul(embedded, embedded, transpose_b=True)
+                energy += invariance.weight * tf.matmul(embedded, embedded, transpose_b=True)
             else:
                 variations.append(embedded)
         spectrum, basis = tf.linalg.eigh(energy)
@@ -272,7 +267,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         else:
             along = tf.matmul(plain, basis) * (1 + spectrum / lam) ** self.power
             features = tf.matmul(along, basis, transpose_b=True)
-            report = _of_closed_form(features)
+            report = exact(features)
         given = {"the input": rows, "lam": lam, "the kernel of the input": plain}
         self._monitor.forward(report, None, lambda: given)
         shape = tf.concat([tf.shape(inputs)[:-1], tf.shape(points)[:1]], axis=0)
@@ -343,14 +338,6 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         if isinstance(config["kernel"], dict):
             config["kernel"] = keras.saving.deserialize_keras_object(config["kernel"])
         return cls(**config)
-
-
-def _of_closed_form(features: tf.Tensor) -> Report:
-    """Rows that are not finite count as unsolved."""
-    finite = tf.reduce_all(tf.math.is_finite(features), -1)
-    nan = tf.constant(float("nan"), features.dtype)
-    residual = tf.where(finite, tf.zeros_like(nan), nan)
-    return Report(residual, tf.zeros_like(finite, tf.int32), finite)
 
 
 def _constant(value: np.ndarray) -> Callable[..., tf.Tensor]:

@@ -63,7 +63,7 @@ class Invariance:
         return self.kind != "gradient_variation"
 
     def functionals(self, landmarks: np.ndarray) -> kernels.Functionals:
-        """The representers of R in float64."""
+        """The representers of R / weight in float64."""
         points = landmarks if self.points is None else self.points
         if points.shape[1] != landmarks.shape[1]:
             raise ValueError(
@@ -72,8 +72,8 @@ class Invariance:
             )
         if self.kind == "graph_laplacian":
             adjacency = kernels.neighbor_adjacency(points, self.num_neighbors)
-            return kernels.graph_laplacian(points, adjacency, self.weight)
-        return kernels.gradient_flatness(points, self.weight if self.quadratic else 1.0)
+            return kernels.graph_laplacian(points, adjacency)
+        return kernels.Functionals(points, derivative=True)
 
     def count(self, num_landmarks: int, size: int) -> int:
         """The number of representers."""

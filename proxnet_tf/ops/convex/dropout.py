@@ -90,7 +90,9 @@ def _search(x2: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.where(better, found, middle), steps_taken
 
 
-def prox_dropout(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
+def prox_dropout(
+    x: tf.Tensor, lam: float | tf.Tensor, observer: Observer | None = None
+) -> ProxSolution:
     """argmin_c 1/2 p (1 - p) sum_i x_i^2 c_i^2 + lam/2 ||c - x||^2 with p = sigmoid(x^T c).
 
     The implicit gradient of the minimiser that was found; the map jumps where two minima tie.
@@ -100,36 +102,18 @@ def prox_dropout(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     Args:
         x: float32 or float64 tensor (..., n).
         lam: scalar > 0; the larger the nearer to x.
-
-    Returns:
-        Tensor in the shape of x.
-
-    Example:
-        >>> prox_dropout([[0.0, 0.0]], 1.0).numpy().tolist()
-        [[0.0, 0.0]]
-    """
-    return dropout_solution(x, lam).point
-
-
-def dropout_solution(
-    x: tf.Tensor,
-    lam: float | tf.Tensor,
-    observer: Observer | None = None,
-) -> ProxSolution:
-    """`prox_dropout` and how well it was solved, one value a vector.
-
-    The residual is |g'(s)| relative to the terms that g' is the difference of; the tolerance is
-    `default_tolerance(x.dtype)`.
-
-    Args:
-        x: as in `prox_dropout`.
-        lam: as in `prox_dropout`.
         observer: called in the backward pass with a `Report`. That pass is a closed form; a vector
             counts as unsolved where g'' <= 0, so that s has no derivative and is held fixed.
 
+    Returns:
+        A `ProxSolution`: c in the shape of x, and how well it was solved, one value a vector. The
+        residual is |g'(s)| relative to the terms that g' is the difference of; the tolerance is
+        `default_tolerance(x.dtype)`.
+
     Example:
-        >>> dropout_solution(tf.constant([[1.0, -2.0]]), 0.5).report.converged.numpy().tolist()
-        [True]
+        >>> found = prox_dropout(tf.constant([[0.0, 0.0], [1.0, -2.0]]), 0.5)
+        >>> found.point[0].numpy().tolist(), found.report.converged.numpy().tolist()
+        ([0.0, 0.0], [True, True])
     """
     x = tf.convert_to_tensor(x)
 
@@ -153,24 +137,20 @@ def dropout_solution(
             cotangent: tf.Tensor, rows: tf.Tensor, lam: tf.Tensor
         ) -> tuple[tf.Tensor, tf.Tensor]:
             check_tapes()
-            with tf.GradientTape() as tape, tf.GradientTape() as inner:
-                tape.watch((safe, lam))
-                inner.watch(s)
-                slope = _profile_slope(s, safe**2, lam)
-            curvature = inner.gradient(slope, s)
-            convex = curvature > 0
-            ds = tf.where(convex, 1 / curvature, tf.zeros_like(curvature))
-            with tf.GradientTape() as explicit:
-                explicit.watch((s, safe, lam))
-                c = _point(s, safe, lam)
-            y = tf.where(usable, cotangent, tf.zeros_like(cotangent))
-            along, dx, dlam = explicit.gradient(c, (s, safe, lam), y)
-            # g'(s; x, lam) = 0 moves s by -g'_x/g'' dx - g'_lam/g'' dlam.
-            implicit_dx, implicit_dlam = tape.gradient(slope, (safe, lam), -along * ds)
-            gradients = tf.where(usable, dx + implicit_dx, cotangent), dlam + implicit_dlam
+            with tf.GradientTape() as tape:
+                tape.watch((rows, lam))
+                safe = tf.where(usable, rows, tf.ones_like(rows))
+                with tf.GradientTape() as inner:
+                    inner.watch(s)
+                    slope = _profile_slope(s, safe**2, lam)
+                curvature = tf.stop_gradient(inner.gradient(slope, s))
+                convex = curvature > 0
+                # g'(s; x, lam) = 0 moves s by -g'_x/g'' dx - g'_lam/g'' dlam.
+                moved = tf.where(convex, (tf.stop_gradient(slope) - slope) / curvature, 0.0)
+                c = tf.where(usable, _point(s + moved, safe, lam), rows)
             solved = tf.squeeze(convex | ~usable, -1)
-            lost = tf.cast(~solved, cotangent.dtype)
-            return observed(observer, Report(lost, tf.zeros([], tf.int32), solved), gradients)
+            report = Report(tf.cast(~solved, cotangent.dtype), tf.zeros([], tf.int32), solved)
+            return observed(observer, report, tape.gradient(c, (rows, lam), cotangent))
 
         def of_point(cotangent: tf.Tensor, *_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return differentiable_once(gradient)(cotangent, rows, lam)

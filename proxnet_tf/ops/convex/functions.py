@@ -12,13 +12,14 @@ NaN stays in its own vector (or group); where the map is joint, it makes the who
 and gradient.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.convex.sets import Jacobian, l1_ball_point, symmetric_map
-from proxnet_tf.ops.linear.norms import norm, polar
+from proxnet_tf.ops.convex.sets import Jacobian, l1_ball_point, l2_ball_point, symmetric_map
+from proxnet_tf.ops.linear.norms import norm
 from proxnet_tf.ops.linear.number import inverse, real_array, scalar
 
 # l1 and the elastic net ------------------------------------------------------------------------
@@ -72,26 +73,26 @@ def l2(z: tf.Tensor) -> tf.Tensor:
 def prox_l2(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     """argmin_z ||z||_2 + lam/2 ||z - x||^2: the block soft threshold x (1 - 1/(lam ||x||))_+.
 
-    Where ||x|| <= 1/lam both z and the gradient are 0.
+    By Moreau x minus the projection onto the l2 ball of radius 1/lam. Where ||x|| <= 1/lam both z
+    and the gradient are 0.
 
     Example:
         >>> prox_l2([6.0, 8.0], 0.2).numpy().round(4).tolist()
         [3.0, 4.0]
     """
+    return _moreau(l2_ball_point, x, lam)
+
+
+def _moreau(
+    project: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, Jacobian]],
+    x: tf.Tensor,
+    lam: float | tf.Tensor,
+) -> tf.Tensor:
+    """The map of a norm: x minus its projection onto the ball of radius 1/lam of the dual norm."""
 
     def solve(x: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
-        size, length, unit = polar(x)
-        threshold = inverse(lam, x.dtype) / size
-        active = ~(length <= threshold)  # a NaN stays
-        shrink = tf.where(active, threshold / tf.where(active, length, 1.0), 1.0)
-        keep = 1 - shrink
-
-        def jacobian(y: tf.Tensor) -> tf.Tensor:
-            radial = tf.reduce_sum(unit * y, axis=-1, keepdims=True) * unit
-            return tf.where(active, keep * (y - radial) + radial, tf.zeros_like(y))
-
-        # An infinity is no direction either.
-        return tf.where(tf.math.is_finite(size), keep * x, unit), jacobian
+        removed, jacobian = project(x, inverse(lam, x.dtype))
+        return x - removed, lambda y: y - jacobian(y)
 
     return symmetric_map(solve, x, lam)
 
@@ -245,9 +246,4 @@ def prox_l_inf(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
         >>> prox_l_inf([3.0, 1.0], 1.0).numpy().tolist()
         [2.0, 1.0]
     """
-
-    def solve(x: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
-        removed, jacobian = l1_ball_point(x, inverse(lam, x.dtype))
-        return x - removed, lambda y: y - jacobian(y)
-
-    return symmetric_map(solve, x, lam)
+    return _moreau(l1_ball_point, x, lam)

@@ -52,27 +52,20 @@ def prox_nuclear(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
         nan = tf.cast(float("nan"), x.dtype)
         tall = tf.shape(x)[-2] >= tf.shape(x)[-1]
         safe = _turned(tf.where(finite, x, tf.zeros_like(x)), tall)
-        # In units of the largest entry nothing overflows or underflows.
-        unit = tf.reduce_max(tf.abs(safe), axis=[-2, -1], keepdims=True)
-        unit = tf.where(unit > 0, unit, tf.ones_like(unit))
-        safe = safe / unit
         s, v = _right_singular(safe)
-        t = inverse(lam, x.dtype) / unit[..., 0]
+        t = inverse(lam, x.dtype)
         kept = tf.nn.relu(s - t)
         ratio = tf.math.divide_no_nan(kept, s)[..., tf.newaxis, :]
         along = tf.matmul(safe, v)
-        z = unit * _turned(tf.matmul(along * ratio, v, transpose_b=True), tall)
+        z = _turned(tf.matmul(along * ratio, v, transpose_b=True), tall)
         z = tf.reshape(z, tf.shape(x))
 
         def jacobian(y: tf.Tensor) -> tf.Tensor:
-            """(15), with X and t in units of the largest singular value."""
-            size = tf.reduce_max(s, axis=-1, keepdims=True)
-            size = tf.where(size > 0, size, tf.ones_like(size))
-            unit = along / size[..., tf.newaxis]
+            """(15)."""
             turned = tf.matmul(_turned(y, tall), v)
-            both = tf.matmul(turned, unit, transpose_a=True)
-            core = _differences(s / size, t / size) * (both + tf.linalg.matrix_transpose(both))
-            moved = turned * ratio + tf.matmul(unit, core)
+            both = tf.matmul(turned, along, transpose_a=True)
+            core = _differences(s, t) * (both + tf.linalg.matrix_transpose(both))
+            moved = turned * ratio + tf.matmul(along, core)
             moved = _turned(tf.matmul(moved, v, transpose_b=True), tall)
             return tf.where(finite, tf.reshape(moved, tf.shape(x)), nan)
 
@@ -102,7 +95,7 @@ def _right_singular(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _differences(s: tf.Tensor, t: tf.Tensor) -> tf.Tensor:
     """G in (15)."""
-    one, two, t = s[..., :, tf.newaxis], s[..., tf.newaxis, :], t[..., tf.newaxis]
+    one, two = s[..., :, tf.newaxis], s[..., tf.newaxis, :]
     above, below = tf.maximum(one, two), tf.minimum(one, two)
     share = tf.where(below > t, t / below, tf.math.divide_no_nan(above - t, above - below))
     mixed = tf.math.divide_no_nan(share, above * (above + below))

@@ -161,6 +161,20 @@ def l2_ball(z: tf.Tensor, radius: float = 1.0) -> tf.Tensor:
     return indicator(norm(z) <= scalar(radius, z.dtype) + slack(radius, z), z.dtype)
 
 
+def l2_ball_point(x: tf.Tensor, radius: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
+    """The point of `project_l2_ball` and its Jacobian-vector product."""
+    size, length, unit = polar(x)
+    limit = radius / size  # the norm of x itself may overflow
+    outside = ~(length <= limit)  # a NaN is nowhere inside
+    shrink = tf.where(outside, limit / tf.where(outside, length, tf.ones_like(length)), 1.0)
+
+    def jacobian(y: tf.Tensor) -> tf.Tensor:
+        radial = tf.reduce_sum(unit * y, axis=-1, keepdims=True) * unit
+        return tf.where(outside, shrink * (y - radial), y)
+
+    return tf.where(outside, radius * unit, x), jacobian
+
+
 def project_l2_ball(x: tf.Tensor, radius: float | tf.Tensor = 1.0) -> tf.Tensor:
     """Projection onto {||z||_2 <= radius}: x min(1, radius / ||x||).
 
@@ -170,20 +184,7 @@ def project_l2_ball(x: tf.Tensor, radius: float | tf.Tensor = 1.0) -> tf.Tensor:
         >>> project_l2_ball([3.0, 4.0], radius=2.5).numpy().tolist()
         [1.5, 2.0]
     """
-
-    def solve(x: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, Jacobian]:
-        size, length, unit = polar(x)
-        limit = scalar(radius, x.dtype) / size  # the norm of x itself may overflow
-        outside = ~(length <= limit)  # a NaN is nowhere inside
-        shrink = tf.where(outside, limit / tf.where(outside, length, tf.ones_like(length)), 1.0)
-
-        def jacobian(y: tf.Tensor) -> tf.Tensor:
-            radial = tf.reduce_sum(unit * y, axis=-1, keepdims=True) * unit
-            return tf.where(outside, shrink * (y - radial), y)
-
-        return tf.where(outside, scalar(radius, x.dtype) * unit, x), jacobian
-
-    return symmetric_map(solve, x)
+    return symmetric_map(lambda x, _: l2_ball_point(x, scalar(radius, x.dtype)), x)
 
 
 def simplex(z: tf.Tensor, total: float = 1.0) -> tf.Tensor:

@@ -21,7 +21,7 @@ import tensorflow as tf
 from proxnet_tf.ops.convex.lbfgs import Evaluation, lbfgs
 from proxnet_tf.ops.linear.cg import conjugate_gradient
 from proxnet_tf.ops.linear.number import scalar
-from proxnet_tf.ops.linear.once import check_tapes, differentiable_once, tapes_record
+from proxnet_tf.ops.linear.once import check_tapes, differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
 
 RowFunction = Callable[[tf.Tensor], tf.Tensor]  # (batch, n) -> (batch,)
@@ -146,13 +146,8 @@ def _gradient_of(regularizer: RowFunction) -> _ValueAndSlope:
             value = tf.convert_to_tensor(regularizer(z))
             _check_value(value, z)
         slope = tape.gradient(value, z)
-        if slope is None and not tapes_record():
-            raise NotImplementedError(
-                "R cannot be differentiated inside `keras.RematScope` or `tf.recompute_grad`, "
-                "where no gradient tape records. Make the layer that solves for R outside of the "
-                "scope."
-            )
         if slope is None:
+            check_tapes()
             raise ValueError(
                 "R must depend on its argument through differentiable TensorFlow or Keras "
                 "operations. Received: a function whose value has no gradient."

@@ -63,7 +63,6 @@ OPERATORS: dict[str, ProximalOperator] = {
     "l2_ball": _set(sets.l2_ball, sets.project_l2_ball),
     "l1_ball": _set(sets.l1_ball, sets.project_l1_ball),
     "simplex": _set(sets.simplex, sets.project_simplex, padding=None),
-    "sparsemax": _set(sets.simplex, sets.project_simplex, padding=None),
     "isotonic": _set(sets.isotonic, sets.project_isotonic, padding=None, jit=False),
     "standardized": _set(sets.standardized, sets.project_standardized, padding=None),
 }

@@ -49,7 +49,6 @@ def conjugate_gradient(
     axes: tuple[int, ...] = (-1,),
     radius: float | tf.Tensor | None = None,
     image: tf.Tensor | None = None,
-    through: bool = False,
 ) -> CGResult:
     """Solves A x = b for symmetric positive definite A, every example with its own step sizes.
 
@@ -71,8 +70,6 @@ def conjugate_gradient(
         radius: trust-region radius > 0 in the norm of M; none by default.
         image: zeros in the shape of B x, for a linear map B that A is made of and whose value at
             the solution is wanted too. It comes without a further product.
-        through: whether `operator` is called with x and M x. The latter follows from a recurrence
-            and spares a product where A is M and a little more.
 
     Returns:
         A `CGResult`.
@@ -106,16 +103,13 @@ def conjugate_gradient(
     }
     if image is not None:
         state["image"] = image
-    if through:
-        state["through"] = rhs
     if radius is not None:  # <x, M x>, <x, M p>, <p, M p>
         state |= {"xx": nothing, "xp": nothing, "pp": rz}
 
     def step(old: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         new = dict(old)
         active, p, rz = old["active"], old["p"], old["rz"]
-        ap = operator(p, old["through"]) if through else operator(p)
-        ap, along = ap if image is not None else (ap, None)
+        ap, along = operator(p) if image is not None else (operator(p), None)
         curvature = inner(p, ap)
         concave = active & (curvature <= 0)
         new["negative"] |= concave
@@ -145,8 +139,6 @@ def conjugate_gradient(
         active &= new["rr"] > target
         beta = tf.math.divide_no_nan(new["rz"], rz)
         new["p"] = tf.where(active, z + beta * p, p)
-        if through:  # M z = r
-            new["through"] = tf.where(active, new["r"] + beta * old["through"], old["through"])
         if radius is not None:
             new["xx"] = xx + 2 * alpha * xp + alpha**2 * pp
             new["xp"], new["pp"] = beta * (xp + alpha * pp), new["rz"] + beta**2 * pp

@@ -37,7 +37,7 @@ def polar(x: tf.Tensor) -> Polar:
     return Polar(size, tf.where(zero, squares, length), small / length)
 
 
-def norm(x: tf.Tensor, keepdims: bool = False) -> tf.Tensor:
+def norm(x: tf.Tensor) -> tf.Tensor:
     """Euclidean norm along the last axis, by `polar`; its gradient is the unit vector, 0 at 0.
 
     Example:
@@ -52,5 +52,4 @@ def norm(x: tf.Tensor, keepdims: bool = False) -> tf.Tensor:
         length = tf.where(infinite, parts.size, parts.size * parts.length)
         return length, lambda y: y * polar(x).unit
 
-    length = measured(tf.convert_to_tensor(x))
-    return length if keepdims else tf.squeeze(length, -1)
+    return tf.squeeze(measured(tf.convert_to_tensor(x)), -1)

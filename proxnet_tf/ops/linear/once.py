@@ -78,23 +78,19 @@ def by_finite_difference(
     return moved(x)
 
 
-def tapes_record() -> bool:
-    """Whether gradient tapes record: not in forward mode, nor inside `tf.recompute_grad`."""
+def check_tapes() -> None:
+    """Raises a `NotImplementedError` where no gradient tape records, as in forward mode.
+
+    For gradient functions that need one: without it their derivatives would come out as zero.
+    """
     probe = tf.ones([])
     with tf.GradientTape() as tape:
         tape.watch(probe)
         moved = probe + probe
-    return tape.gradient(moved, probe) is not None
-
-
-def check_tapes() -> None:
-    """Raises a `NotImplementedError` in forward mode, where no gradient tape records.
-
-    For gradient functions that need one: without it their derivatives would come out as zero.
-    """
-    if not tapes_record():
+    if tape.gradient(moved, probe) is None:
         raise NotImplementedError(
             "This proximal map has no derivative in forward mode (`tf.autodiff."
             "ForwardAccumulator`). Take the product with its Jacobian by two gradient tapes, or "
-            "the Jacobian by `tape.jacobian`."
+            "the Jacobian by `tape.jacobian`. Nor has it one inside of `keras.RematScope` or "
+            "`tf.recompute_grad`: make the layer outside of the scope."
         )

@@ -23,11 +23,6 @@ def log_cosh(z):
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf_tests")
-def half(x):
-    return x / 2
-
-
-@keras.saving.register_keras_serializable(package="proxnet_tf_tests")
 def near_context(z, context):
     """Quadratic pull towards the context: z = (lam x + 3 context) / (lam + 3)."""
     return 1.5 * tf.reduce_sum((z - context) ** 2, axis=-1)
@@ -70,18 +65,6 @@ def central_difference(function, x, h=1e-6):
     return out
 
 
-def test_context_layer_round_trip(tmp_path):
-    x, context = inputs(4, 5), inputs(4, 5)
-    layer = Prox(near_context, lam=2.0)
-    symbolic = [keras.Input((5,)), keras.Input((5,))]
-    model = keras.Model(symbolic, layer(symbolic))
-    expected = (2 * x + 3 * context) / 5
-    np.testing.assert_allclose(model([x, context]), expected, atol=1e-6)
-    model.save(tmp_path / "context.keras")
-    reloaded = keras.saving.load_model(tmp_path / "context.keras")
-    np.testing.assert_allclose(reloaded([x, context]), expected, atol=1e-6)
-
-
 # Closed forms ----------------------------------------------------------------------------------
 
 
@@ -113,17 +96,18 @@ def test_weight_scales_r():
     np.testing.assert_allclose(Regularizer("l1", weight=3.0)(x), 3 * np.abs(x).sum(1), rtol=1e-6)
 
 
-def test_axis_time_and_batch_are_transposes():
+def test_time_and_batch_are_transposes():
     x = inputs(3, 5, 2)
     along = Prox("total_variation", lam=1.5)
     rows = np.swapaxes(along(np.swapaxes(x, 1, 2)), 1, 2)
-    np.testing.assert_allclose(Prox("total_variation", lam=1.5, axis=1)(x), rows, atol=1e-6)
     np.testing.assert_allclose(Prox("total_variation", lam=1.5, over="time")(x), rows, atol=1e-6)
     batch = np.moveaxis(along(np.moveaxis(x, 0, -1)), -1, 0)
     np.testing.assert_allclose(Prox("total_variation", lam=1.5, over="batch")(x), batch, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["total_variation", "fused_lasso", "l1", "l2", "nuclear"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("total_variation", marks=pytest.mark.slow), "l2", "nuclear"]
+)
 def test_mask_over_time_equals_slicing(name):
     x = inputs(2, 6, 3)
     mask = np.ones((2, 6), bool)
@@ -140,39 +124,19 @@ def test_mask_over_time_equals_slicing(name):
     np.testing.assert_array_equal(dx[0, 4:], weights[0, 4:])
 
 
-def test_mask_reaches_the_next_layer_and_the_prox():
-    model = keras.Sequential(
-        [keras.layers.Masking(), Prox("total_variation", over="time"), keras.layers.GRU(2)]
-    )
-    x = inputs(2, 5, 3)
-    x[0, 3:] = 0
-    np.testing.assert_allclose(model(x)[:1], model(x[:1, :3]), atol=1e-6)
-
-
-def test_lam_is_read_at_every_call():
-    layer = Prox("l1", lam=1.0)
-    x = inputs(3, 4)
-    compiled = tf.function(lambda v: layer(v))
-    compiled(x)
-    layer.lam.assign(4.0)
-    assert not layer.trainable_variables
-    np.testing.assert_allclose(compiled(x), Prox("l1", lam=4.0)(x), atol=1e-7)
-
-
 # Solved functions ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("lam", [0.1])
-def test_quadratic_r_is_within_1e_6_of_the_closed_form(dtype, lam):
+def test_quadratic_r_is_within_1e_6_of_the_closed_form(dtype):
     root = inputs(6, 6, dtype="float64")
     matrix = root @ root.T / 6
     x = inputs(20, 6, dtype=dtype)
     q = tf.constant(matrix, dtype)
     solved = Prox(
-        lambda z: tf.reduce_sum(z * (z @ q), axis=-1) / 2, lam=lam, dtype=dtype, monitor="all"
+        lambda z: tf.reduce_sum(z * (z @ q), axis=-1) / 2, lam=0.1, dtype=dtype, monitor="all"
     )
-    closed = Prox(Regularizer("quadratic", matrix=matrix), lam=lam, dtype=dtype)
+    closed = Prox(Regularizer("quadratic", matrix=matrix), lam=0.1, dtype=dtype)
     np.testing.assert_allclose(tf.function(solved)(x), closed(x), atol=1e-6)
     assert solved.status["unsolved"] == 0
     assert solved.status["residual"] < 1e-5
@@ -194,26 +158,7 @@ def test_gradient_reaches_the_context_and_a_variable_of_r():
     np.testing.assert_allclose(tape.gradient(value, scale.value), exact, atol=1e-8)
 
 
-def test_r_as_a_keras_layer_is_trained():
-    @keras.saving.register_keras_serializable(package="proxnet_tf_tests")
-    class Weighted(keras.layers.Layer):
-        def build(self, shape):
-            self.scale = self.add_weight(name="scale", shape=(shape[-1],), initializer="ones")
-            self.built = True
-
-        def call(self, z):
-            return tf.reduce_sum(tf.exp(self.scale) * z**2, axis=-1)
-
-    model = keras.Sequential([keras.Input((3,)), Prox(Weighted(), lam=2.0)])
-    assert len(model.trainable_variables) == 1
-    model.compile("sgd", "mse")
-    x = inputs(8, 3)
-    before = model.trainable_variables[0].numpy().copy()
-    model.fit(x, x, epochs=1, verbose=0)
-    assert (model.trainable_variables[0].numpy() < before).all()  # less shrinkage fits better
-
-
-@pytest.mark.parametrize("constraint", ["simplex", "nonnegative", "l2_ball", "box", "l1_ball"])
+@pytest.mark.parametrize("constraint", ["simplex", "nonnegative"])
 def test_constrained_solution_and_gradient(constraint):
     root = inputs(4, 4, dtype="float64")
     matrix = tf.constant(root @ root.T / 4)
@@ -232,9 +177,8 @@ def test_constrained_solution_and_gradient(constraint):
     # Variational inequality of the minimiser: <gradient, y - z> >= 0 for every y in C.
     slope = z @ matrix.numpy() + 0.75 * (z - x)
     project = REFERENCES[constraint]
-    extra = {"l2_ball": (1.0,), "l1_ball": (1.0,), "box": (-1.0, 1.0)}.get(constraint, ())
     for point in 2 * RNG.standard_normal((30, 4)):
-        assert ((project(point, *extra) - z) * slope).sum(axis=1).min() > -1e-8
+        assert ((project(point) - z) * slope).sum(axis=1).min() > -1e-8
     loss = tf.function(lambda v: tf.reduce_sum(layer(v) * weights))
     numeric = central_difference(lambda v: loss(tf.constant(v)), x)
     np.testing.assert_allclose(gradient_of(loss, x)[0], numeric, atol=1e-6)
@@ -276,25 +220,11 @@ def log_cosh_wide(z):
         (lambda: Prox("l1", over="space"), "'example', 'time', 'batch'"),
         (lambda: Prox("l1", constraint="simplex"), "must be smooth"),
         (lambda: Prox(log_cosh, constraint="l1"), "of a set"),
-        (lambda: Prox("l1", over="time", axis=1), "over='example' only"),
-        (lambda: Prox("l1", axis=0)(inputs(2, 3)), "other than the batch"),
-        (lambda: Prox("nuclear", axis=1), "'nuclear' is a function of the last two axes.*axis=1"),
-        (lambda: Prox("l1", axis="a"), "`axis` must be an integer. Received: axis='a'"),
-        *[
-            (
-                lambda n=name, s=shape: Prox(n, over="time")(
-                    inputs(2, 3, 1), mask=np.ones(s, bool)
-                ),
-                r"`mask` must have the shape \(batch, time\) of the input, \(2, 3\)",
-            )
-            for name in ("total_variation", "l1")
-            for shape in ((2, 4), (2,))
-        ],
-        (lambda: Prox(Regularizer("quadratic", matrix=np.eye(3)))(inputs(2, 4)), "3 x 3.*of 4"),
         (
-            lambda: Prox(Regularizer("quadratic", matrix=np.eye(3)), over="time")(inputs(2, 4, 3)),
-            "3 x 3.*of 4 entries",
+            lambda: Prox("l1", over="time")(inputs(2, 3, 1), mask=np.ones((2, 4), bool)),
+            r"`mask` must have the shape \(batch, time\) of the input, \(2, 3\)",
         ),
+        (lambda: Prox(Regularizer("quadratic", matrix=np.eye(3)))(inputs(2, 4)), "3 x 3.*of 4"),
         (lambda: Prox(log_cosh, max_iterations=0), "max_iterations"),
         (lambda: Prox("l1")([inputs(2, 3), inputs(2, 3)]), "takes a context"),
         (lambda: Prox(near_context)([inputs(2, 3)] * 3), "list of 3"),
@@ -314,9 +244,7 @@ def log_cosh_wide(z):
         (lambda: Regularizer("box", low=2.0), "must not exceed"),
         (lambda: Regularizer("box", low=float("inf")), "`low` must be a number or -inf"),
         (lambda: Regularizer("box", high=float("-inf")), "`high` must be a number or inf"),
-        (lambda: Prox("l1", monitor=1), "`monitor` must be True, False, 'all' or a string"),
-        (lambda: Prox({"regularizer": "l1", "lam": 2.0}), "what `prox_of_activation` returns"),
-        (lambda: Prox(prox_of_activation("relu"), constraint="box"), "`constraint` and `start`"),
+        (lambda: Prox("l1")(tf.constant([["a", "b"]])), "must be numbers"),
         (lambda: Regularizer("quadratic"), "needs `matrix`"),
         (lambda: Regularizer("l1", weight=0.0), "weight"),
         (lambda: prox_of_activation("gelu"), "'sigmoid', 'tanh'"),
@@ -341,14 +269,6 @@ def test_nan_or_infinite_r_is_visible_and_ends(regularizer, constraint):
     z = tf.function(layer)(x)
     assert layer.status["unsolved"] == 1.0
     np.testing.assert_allclose(z, np.clip(x, -1, 1) if constraint else x, atol=1e-6)
-
-
-def test_unbounded_r_is_visible_and_ends():
-    layer = Prox(lambda z: -tf.reduce_sum(z**2, axis=-1), lam=1.0, max_iterations=30, monitor=True)
-    x = inputs(3, 4)
-    z = tf.function(layer)(x).numpy()
-    assert layer.status["unsolved"] == 1.0
-    assert np.isfinite(z).all()
 
 
 def test_non_convex_r_gives_a_stationary_point_or_says_not():
@@ -385,20 +305,6 @@ def ill_conditioned(z):
     return tf.reduce_sum(weights * z**2, axis=-1) / 2
 
 
-@pytest.mark.in_graph
-def test_an_unsolved_gradient_shows_in_the_logs_of_fit():
-    """The map is solved within five iterations, its linear systems of 12 unknowns are not."""
-    x = inputs(8, 4)
-    for iterations, share in ((5, 1.0), (200, 0.0)):
-        layer = Prox(ill_conditioned, lam=0.1, max_iterations=iterations, monitor="all")
-        model = keras.Sequential([keras.layers.Dense(12), layer, keras.layers.Dense(1)])
-        model.compile("sgd", "mse", jit_compile=False)
-        logs = model.fit(x, x[:, :1], batch_size=8, epochs=1, verbose=0).history
-        assert logs["unsolved"] == [share / 2]  # of the maps and as many gradients
-        assert logs["residual"][0] < 1e-3
-        assert (logs["backward_residual"][0] > 1e-6) == (share == 1.0)
-
-
 def test_an_unsolved_gradient_is_said_in_eager_mode():
     layer = Prox(ill_conditioned, lam=0.1, max_iterations=5)
     x = tf.constant(inputs(3, 12))
@@ -411,53 +317,22 @@ def test_an_unsolved_gradient_is_said_in_eager_mode():
     assert layer.status["unsolved"] == 0.0
 
 
-# Empty input, shapes, files --------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("constraint", [None, "simplex", "box"])
-@pytest.mark.parametrize("shape", [(2, 0), (0, 3)])
-def test_empty_input_of_a_callable(shape, constraint):
-    for over in ("example", "batch"):
-        r = log_cosh if over == "example" else lambda z: tf.reduce_sum(z**2)
-        assert Prox(r, constraint=constraint, over=over)(tf.zeros(shape)).shape == shape
-    assert Prox(roughness, over="time")(tf.zeros((*shape, 2))).shape == (*shape, 2)
-
-
-@pytest.mark.parametrize("kind", [list, tuple])
-def test_compute_output_shape_takes_lists_and_tuples(kind):
-    layer = Prox("l1")
-    one = kind([None, 4])
-    assert layer.compute_output_shape(one) == (None, 4)
-    assert layer.compute_output_shape([one, kind([None, 5])]) == (None, 4)
-    assert layer.compute_output_shape((one, kind([None, 5]))) == (None, 4)
-    assert layer.compute_output_shape(tf.TensorShape([None, 4])) == (None, 4)
+# Files -----------------------------------------------------------------------------------------
 
 
 def test_what_happens_to_an_array_later_changes_nothing():
-    from scipy import sparse
-
     matrix, bound = np.eye(3), np.array(0.5)
-    sparse_matrix = sparse.csr_matrix(np.eye(3))
     forms = [
         Regularizer("quadratic", matrix=matrix),
-        Regularizer("quadratic", matrix=sparse_matrix),
-        Regularizer("box", low=-bound, high=tf.constant(0.5)),
+        Regularizer("box", low=-bound, high=float("inf")),
     ]
     x = tf.constant([[1.0, -2.0, 4.0]])
     expected = [form.prox(x, 1.0).numpy() for form in forms]
-    np.testing.assert_array_equal(expected[2], [[0.5, -0.5, 0.5]])
+    np.testing.assert_array_equal(expected[1], [[1.0, -0.5, 4.0]])
     matrix *= 100.0
-    sparse_matrix *= 100.0
     for form, value in zip(forms, expected, strict=True):
         again = Regularizer.from_config(json.loads(json.dumps(form.get_config())))
         np.testing.assert_array_equal(again.prox(x, 1.0), value)
-
-
-def test_bounds_may_be_infinite_and_keep_their_side():
-    half_line = Regularizer("box", low=0.0, high=float("inf"))
-    np.testing.assert_array_equal(half_line([[-5.0, 2.0], [1.0, 2.0]]), [np.inf, 0.0])
-    again = Regularizer.from_config(json.loads(json.dumps(half_line.get_config())))
-    np.testing.assert_array_equal(Prox(again)(tf.constant([[-5.0, 2e9]])), [[0.0, 2e9]])
 
 
 # Activations -----------------------------------------------------------------------------------
@@ -475,26 +350,15 @@ def value_and_gradient(function, x):
     return both(tf.constant(x))
 
 
-@pytest.mark.parametrize("name", ["sigmoid", "tanh", "relu", "hard_tanh"])
+@pytest.mark.parametrize(
+    "name", ["sigmoid", pytest.param("tanh", marks=pytest.mark.slow), "relu", "hard_tanh"]
+)
 def test_activation_is_a_proximal_map(name):
     x = np.linspace(-4, 4, 40).reshape(8, 5).astype("float32")
     theirs = value_and_gradient(getattr(keras.activations, name), x)
-    layer = Prox(prox_of_activation(name), name="prox")
+    layer = Prox(**prox_of_activation(name))
     for a, b in zip(value_and_gradient(layer, x), theirs, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
-    config = layer.get_config()
-    assert Prox(**prox_of_activation(name), name="prox").get_config() == config
-    assert Prox.from_config(json.loads(json.dumps(config))).get_config() == config
-
-
-def test_softmax_is_a_proximal_map_in_its_free_entries():
-    x = 2 * inputs(6, 5)
-    layer = Prox(**prox_of_activation("softmax"))
-    ours = value_and_gradient(lambda v: layer([v[:, :-1], v[:, -1:]]), x)
-    theirs = value_and_gradient(lambda v: tf.nn.softmax(v)[:, :-1], x)
-    for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
-    np.testing.assert_allclose(Prox("entropy")(x), tf.nn.softmax(x), atol=1e-6)
 
 
 def test_batch_normalization_is_a_proximal_map():
@@ -502,9 +366,3 @@ def test_batch_normalization_is_a_proximal_map():
     layer = Prox(**prox_of_activation("batch_normalization"), over="batch")
     expected = keras.layers.BatchNormalization(epsilon=1e-12)(x, training=True)
     np.testing.assert_allclose(layer(x), expected, atol=1e-5)
-
-
-def test_text_is_refused():
-    for text in (np.array([["a", "b"]]), tf.constant([["a", "b"]])):
-        with pytest.raises(ValueError, match="must be numbers"):
-            Prox("l1")(text)

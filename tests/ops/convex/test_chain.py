@@ -7,11 +7,11 @@ import tensorflow as tf
 from proxnet_tf import Prox
 from proxnet_tf.ops.convex import chain
 
-LENGTHS = [1, 2, 7, 16, 17, 40, 300]
 
-
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(
+    "n, known",
+    [(1, True), (16, True), (40, True), pytest.param(17, False, marks=pytest.mark.slow)],
+)
 def test_recurrences_equal_loops(n, known):
     rng = np.random.default_rng(n)
     rows = 3
@@ -86,7 +86,9 @@ def test_a_long_sum_of_float32_is_exact():
     np.testing.assert_array_equal(chain.unfold(chain.Pieces(cut).mean(chain.fold(v)), v), v)
 
 
-@pytest.mark.parametrize("name", ["total_variation", "fused_lasso", "isotonic", "entropy"])
+@pytest.mark.parametrize(
+    "name", ["isotonic", pytest.param("total_variation", marks=pytest.mark.slow)]
+)
 def test_vectorized_map_gives_what_a_batch_gives(name):
     x = tf.constant(np.random.default_rng(0).normal(size=(5, 37)))
     layer = Prox(name, lam=2.0, dtype="float64")

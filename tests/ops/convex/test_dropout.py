@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from proxnet_tf.ops.convex.dropout import dropout_solution, prox_dropout
+from proxnet_tf.ops.convex.dropout import prox_dropout
 
 RNG = np.random.default_rng(4)
 
@@ -34,7 +34,7 @@ def best_of_many_starts(x, lam):
 )
 def test_global_minimum(seed, size, lam, scale):
     x = scale * np.random.default_rng(seed).standard_normal((2, size))
-    c = prox_dropout(x, lam).numpy()
+    c = prox_dropout(x, lam).point.numpy()
     expected = np.stack([best_of_many_starts(row, lam) for row in x])
     best, reference = objective(c, x, lam), objective(expected, x, lam)
     assert (best <= reference + 1e-9 * (1 + reference)).all()
@@ -47,14 +47,14 @@ def test_global_minimum(seed, size, lam, scale):
 
 def test_float32_finds_the_minimum_of_a_flat_profile():
     x = np.random.default_rng(0).standard_normal((200, 12))
-    single = prox_dropout(x.astype("float32"), 0.5)
-    np.testing.assert_allclose(single, prox_dropout(x, 0.5), atol=2e-6)
+    single = prox_dropout(x.astype("float32"), 0.5).point
+    np.testing.assert_allclose(single, prox_dropout(x, 0.5).point, atol=2e-6)
 
 
 def test_several_local_minima_and_a_minimiser_beyond_the_squared_norm():
     rng = np.random.default_rng(5)
     x = 2 * rng.standard_normal((300, 3))
-    c = prox_dropout(x, 0.05).numpy()
+    c = prox_dropout(x, 0.05).point.numpy()
     s, squared = (x * c).sum(axis=1), (x**2).sum(axis=1)
     assert (s > squared + 1e-3).any()
     inside = c * np.minimum(1, squared / s)[:, np.newaxis]
@@ -74,7 +74,7 @@ def test_gradients_equal_central_differences():
     lam = 0.3
 
     def loss(x, lam):
-        return tf.reduce_sum(prox_dropout(x, lam) * weights, axis=-1)
+        return tf.reduce_sum(prox_dropout(x, lam).point * weights, axis=-1)
 
     point, weight = tf.constant(x), tf.constant(lam, tf.float64)
     with tf.GradientTape() as tape:
@@ -93,14 +93,14 @@ def test_report_of_every_vector():
     x = 2 * RNG.standard_normal((40, 3))
     x[0] = 0
     for dtype, tolerance in (("float64", 1e-9), ("float32", 1e-5)):
-        report = dropout_solution(x.astype(dtype), 0.3).report
+        report = prox_dropout(x.astype(dtype), 0.3).report
         assert report.residual.shape == (40,)
         assert report.residual.numpy().max() <= tolerance
         assert report.residual.numpy()[0] == 0
         assert report.converged.numpy().all()
         assert 1 <= int(report.iterations) <= 100
     x[1, 1] = np.nan
-    converged = dropout_solution(x, 0.3).report.converged.numpy()
+    converged = prox_dropout(x, 0.3).report.converged.numpy()
     assert not converged[1] and converged[2:].all()
 
 
@@ -109,7 +109,7 @@ def test_report_of_the_gradient():
     x = tf.constant(RNG.standard_normal((5, 3)))
     with tf.GradientTape() as tape:
         tape.watch(x)
-        found = dropout_solution(x, 0.3, observer=lambda report: seen.append(report) or [])
+        found = prox_dropout(x, 0.3, observer=lambda report: seen.append(report) or [])
         loss = tf.reduce_sum(found.point)
     tape.gradient(loss, x)
     (report,) = seen
@@ -122,15 +122,15 @@ def test_vectors_without_entries(shape):
     x = tf.zeros(shape)
     with tf.GradientTape() as tape:
         tape.watch(x)
-        c = prox_dropout(x, 1.0)
+        c = prox_dropout(x, 1.0).point
     assert c.shape == shape and tape.gradient(c, x).shape == shape
 
 
 def test_what_is_not_finite_stays_in_its_own_row():
     x = RNG.standard_normal((3, 4))
-    expected = prox_dropout(x[1:], 0.5)
+    expected = prox_dropout(x[1:], 0.5).point
     for bad in (np.nan, np.inf):
         x[0, 0] = bad
-        c = prox_dropout(x, 0.5).numpy()
+        c = prox_dropout(x, 0.5).point.numpy()
         np.testing.assert_allclose(c[1:], expected, atol=1e-12)
         np.testing.assert_array_equal(c[0], [np.nan] * 4 if np.isnan(bad) else x[0])

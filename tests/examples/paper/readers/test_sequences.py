@@ -1,7 +1,5 @@
 """The published layouts of UCI HAR, Spoken Arabic Digits, UEA pairs and IMDB, in miniature."""
 
-import zipfile
-
 import numpy as np
 import pytest
 from readers.sequences import load_imdb, load_spoken_arabic_digits, load_uci_har, load_uea
@@ -31,28 +29,14 @@ def test_har(har):
     assert train.mask.all() and test.mask.all()
 
 
-def test_har_from_its_zip(har):
-    with zipfile.ZipFile(har / "har.zip", "w") as archive:
-        for file in har.rglob("*.txt"):
-            archive.write(file, file.relative_to(har))
-    for a, b in zip(load_uci_har(har / "har.zip")[1], load_uci_har(har)[1], strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_incomplete_har_is_refused(har):
     source = "archive.ics.uci.edu/dataset/240"
     folder = har / "UCI HAR Dataset"
     signal = folder / "test/Inertial Signals/body_gyro_y_test.txt"
     text = signal.read_text()
-    for content, problem in (
-        ("\n".join(text.splitlines()[:2]), "2 lines, but 3 labels in y_test.txt"),
-        (text[:-50], r"rows of 128 numbers are expected; line 3"),
-    ):
-        signal.write_text(content)
-        with pytest.raises(ValueError, match=rf"body_gyro_y_test.txt: .*{problem}.*{source}"):
-            load_uci_har(har)
-    signal.unlink()
-    with pytest.raises(ValueError, match=rf"body_gyro_y_test.txt: there is no such.*{source}"):
+    signal.write_text("\n".join(text.splitlines()[:2]))
+    problem = "2 lines, but 3 labels in y_test.txt"
+    with pytest.raises(ValueError, match=rf"body_gyro_y_test.txt: .*{problem}.*{source}"):
         load_uci_har(har)
     (folder / "train/y_train.txt").write_text("1\n2\n7\n")
     with pytest.raises(ValueError, match="labels must be 1 to 6"):
@@ -90,15 +74,10 @@ def test_incomplete_arabic_digits_are_refused(arabic):
     for content, problem in (
         ((" " * 12).join(blocks[:-1]), "19 utterances are not equally many"),
         (text[:-15], r"line \d+ has 12 numbers, not 13"),
-        (text.replace("3.0000", "nan", 1), r"line \d+ has a value that is not finite"),
-        ("", "0 utterances"),
     ):
         file.write_text(content)
         with pytest.raises(ValueError, match=rf"Train_Arabic_Digit.txt: {problem}.*{source}"):
             load_spoken_arabic_digits(arabic)
-    file.unlink()
-    with pytest.raises(ValueError, match=rf"'Train_Arabic_Digit.txt' is missing.*{source}"):
-        load_spoken_arabic_digits(arabic)
 
 
 HEADER = """# A made-up set
@@ -129,64 +108,19 @@ def test_uea_pair(uea):
     np.testing.assert_array_equal(test.values[0], [[7, 0], [8, 0], [9, 0], [10, 1]])
 
 
-def test_uea_series_of_one_dimension_and_equal_length(tmp_path):
-    header = "@univariate true\n@equalLength true\n@seriesLength 3\n@classLabel true 1 2\n@data\n"
-    for part in ("TRAIN", "TEST"):
-        (tmp_path / f"One_{part}.ts").write_text(header + "1,2,3:2\n\n4,5,6:1\n")
-    train, _ = load_uea(tmp_path)
-    np.testing.assert_array_equal(train.values[..., 0], [[1, 2, 3], [4, 5, 6]])
-    np.testing.assert_array_equal(train.labels, [1, 0])
-
-
-def test_uea_chooses_by_name(uea):
-    for part in ("TRAIN", "TEST"):
-        (uea / f"Other_{part}.ts").write_text(HEADER + "1:2:no\n")
-    with pytest.raises(ValueError, match="choose `name` out of Other, Tiny"):
-        load_uea(uea)
-    assert load_uea(uea, "Tiny")[0].values.shape == (2, 4, 2)
-    with pytest.raises(ValueError, match=r"'Third_TRAIN.ts' is missing"):
-        load_uea(uea, "Third")
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
         (HEADER, "no series"),
         (HEADER.replace("@data\n", ""), "no @data"),
         (HEADER + "1,2:3,4:maybe\n", "line 10 is not 2 dimensions"),
-        (HEADER + "1,2:3,4,5:yes\n", "line 10 is not 2 dimensions"),
         (HEADER + "1,?:3,4:yes\n", "line 10 has something that is not a number"),
-        (HEADER + "1,2:3,4:yes\n1,2:3\n", "line 11 is not"),
-        (HEADER.replace("timeStamps false", "timeStamps TRUE") + "1:1:no", "@timestamps"),
         (HEADER.replace("missing false", "missing true") + "1:1:no", "@missing"),
-        (HEADER.replace("true no yes", "false") + "1:1:no", "no @classLabel"),
-        (HEADER.replace("@data", "1:1:no\n@data") + "1:1:no", "line 9 is before @data.*1:1:no"),
     ],
 )
 def test_bad_ts_files_are_refused(uea, content, problem):
     (uea / "Tiny_TEST.ts").write_text(content)
     with pytest.raises(ValueError, match=rf"Tiny_TEST.ts: .*{problem}.*timeseriesclassification"):
-        load_uea(uea)
-
-
-def test_ts_headers_in_any_case(uea):
-    expected = load_uea(uea)
-    header = HEADER.replace("false", "FALSE").replace("true no", "True no")
-    header = header.replace("@timeStamps", "  @timestamps").replace("@data", "@DATA ")
-    for part in ("TRAIN", "TEST"):
-        file = uea / f"Tiny_{part}.ts"
-        file.write_text(file.read_text().replace(HEADER, header))
-    for a, b in zip(load_uea(uea), expected, strict=True):
-        for one, other in zip(a, b, strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
-def test_uea_pairs_must_agree(uea):
-    (uea / "Tiny_TEST.ts").write_text(HEADER.replace("no yes", "yes no") + "1:1:no\n")
-    with pytest.raises(ValueError, match="differ in classes or dimensions"):
-        load_uea(uea)
-    (uea / "Tiny_TEST.ts").unlink()
-    with pytest.raises(ValueError, match=r"Tiny_TEST.ts: there is no such file"):
         load_uea(uea)
 
 
@@ -222,21 +156,13 @@ def test_imdb_of_keras(tmp_path):
     train, _ = load_imdb(tmp_path / "imdb.npz", num_words=6, max_length=4, allow_pickle=True)
     np.testing.assert_array_equal(train.values, [[2, 5, 3, 0], [1, 0, 0, 0]])
     np.testing.assert_array_equal(train.labels, [1, 0])
-    halves = np.empty(2, object)
-    halves[:] = [[1.5], [2]]
-    np.savez(tmp_path / "imdb.npz", **arrays | {"x_test": halves})
-    with pytest.raises(ValueError, match="must hold lists of ids"):
-        load_imdb(tmp_path / "imdb.npz", allow_pickle=True)
 
 
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
         ({"x_train_lengths": np.array([2, 1, 2])}, "add up to the size"),
-        ({"x_train_lengths": np.array([2, 0, 4])}, "must be positive"),
-        ({"y_train": np.array([1, 0])}, "for each of 3 reviews"),
         ({"y_test": np.array([2])}, "must be 0 or 1"),
-        ({"x_test_ids": np.array([3, 0, 8, 8])}, "an id below 1"),
         ({"y_test": None}, "it has no y_test"),
     ],
 )
@@ -245,14 +171,3 @@ def test_bad_imdb_files_are_refused(change, problem, tmp_path):
     np.savez(tmp_path / "imdb.npz", **arrays)
     with pytest.raises(ValueError, match=rf"imdb.npz: .*{problem}.*ai.stanford.edu"):
         load_imdb(tmp_path / "imdb.npz")
-
-
-def test_truncated_and_missing_imdb_files_are_refused(tmp_path):
-    np.savez(tmp_path / "imdb.npz", **ragged())
-    (tmp_path / "imdb.npz").write_bytes((tmp_path / "imdb.npz").read_bytes()[:600])
-    with pytest.raises(ValueError, match=r"cannot be read as arrays.*ai.stanford.edu"):
-        load_imdb(tmp_path / "imdb.npz")
-    with pytest.raises(ValueError, match=r"no such file or folder.*ai.stanford.edu"):
-        load_imdb(tmp_path / "none.npz")
-    with pytest.raises(ValueError, match=r"`num_words` must be >= 3.*num_words=2"):
-        load_imdb(tmp_path / "imdb.npz", num_words=2)

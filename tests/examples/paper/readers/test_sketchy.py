@@ -51,16 +51,6 @@ def test_pairs_belong_together(folder):
     np.testing.assert_array_equal((photos - 20) // 40, pairs.labels)
 
 
-def test_the_seed_draws_classes_and_pairs(folder):
-    first, again = (load_sketchy(folder, 2, pairs_per_class=2, size=8, seed=3) for _ in "ab")
-    np.testing.assert_array_equal(first.photos, again.photos)
-    drawn = {
-        tuple(grey(load_sketchy(folder, 2, pairs_per_class=2, size=8, seed=s).photos))
-        for s in range(4)
-    }
-    assert len(drawn) > 1
-
-
 def test_incomplete_folders_are_refused(folder):
     photos = next(folder.rglob("n01_2.jpg"))
     whole = photos.read_bytes()
@@ -93,14 +83,13 @@ def test_split_is_within_classes_and_keeps_pairs(folder):
         split_pairs(pairs, 0.95)
 
 
-def published(dtype="uint8", classes=3):
+def published():
     rng = np.random.default_rng(0)
     stored = {"v1": {}, "v2": {}, "label": {}}
     for part, count in (("train", 8), ("test", 4)):
         for view in ("v1", "v2"):
-            images = rng.integers(0, 256, (count, 3, 6, 6))
-            stored[view][part] = (images / 255 if dtype == "float32" else images).astype(dtype)
-        stored["label"][part] = np.arange(count) % classes + 5
+            stored[view][part] = rng.integers(0, 256, (count, 3, 6, 6)).astype("uint8")
+        stored["label"][part] = np.arange(count) % 3 + 5
     return stored
 
 
@@ -114,16 +103,6 @@ def test_pickle_of_channels_first_images(tmp_path):
     two, _ = load_sketchy_pickle(tmp_path / "a.pkl", 2, allow_pickle=True)
     np.testing.assert_array_equal(two.labels, [0, 1, 0, 1, 0, 1])
     np.testing.assert_array_equal(two.photos, train.photos[train.labels < 2])
-
-
-def test_pickle_of_floating_point_images_is_scaled(tmp_path):
-    stored = published("float32")
-    stored["v1"]["train"][0, 0, 0, :2] = -3.0, 1.0
-    (tmp_path / "a.pkl").write_bytes(pickle.dumps(stored))
-    train, test = load_sketchy_pickle(tmp_path / "a.pkl", allow_pickle=True)
-    assert (train.photos.min(), train.photos.max()) == (0.0, 255.0)
-    expected = 255 * (np.moveaxis(stored["v1"]["test"], 1, -1) + 3) / 4
-    np.testing.assert_allclose(test.photos, expected, rtol=1e-5)
 
 
 def test_bad_pickles_are_refused(tmp_path):
@@ -140,10 +119,8 @@ def test_bad_pickles_are_refused(tmp_path):
     refused([1], "it has no v1, v2 and label")
     for view, part, value, problem in (
         ("v2", "test", None, r"images .* expected"),
-        ("v2", "test", np.zeros((4, 6, 6), "uint8"), r"images .* expected"),
         ("v2", "test", np.zeros((3, 3, 6, 6), "uint8"), "test has 4 and 3 images and int64 labels"),
         ("v1", "train", np.full((8, 3, 6, 6), np.nan), "not finite"),
-        ("label", "train", np.zeros(8), "an integer an image is expected"),
         ("label", "test", np.arange(4), "labels that train has not"),
     ):
         stored = published()

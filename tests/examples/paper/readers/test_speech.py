@@ -33,13 +33,9 @@ def test_the_published_layout(tmp_path):
     [
         ("ARTICS", None, "has no ARTICS"),
         ("ARTICS", np.ones((14, 15)), r"ARTICS must be \(14, 16\), not \(14, 15\)"),
-        ("ARTICS", np.ones((13, 16)), r"ARTICS must be \(14, 16\), not \(13, 16\)"),
-        ("MFCCS", np.ones((39, 14)), r"MFCCS must be \(39, 39\), not \(39, 14\)"),
         ("MFCCS", np.full((14, 39), np.nan), "MFCCS or ARTICS has a value that is not finite"),
         ("LABELS", np.full((14, 1), 40), "LABELS must be 0 to 39"),
         ("LENGTHS", np.array([[4, 7, 4]]), "add up to 14 frames, not 15"),
-        ("LENGTHS", np.array([[0, 7, 7]]), "must be positive"),
-        ("LENGTHS", np.array([[4], [7], [3]]), "LENGTHS must be"),
     ],
 )
 def test_other_layouts_are_refused(tmp_path, name, value, message):
@@ -47,16 +43,6 @@ def test_other_layouts_are_refused(tmp_path, name, value, message):
     path = tmp_path / "speech.mat"
     scipy.io.savemat(path, {n: a for n, a in stored.items() if a is not None})
     with pytest.raises(ValueError, match=rf"speech\.mat: .*{message}.*XRMB"):
-        load_articulatory_speech(path)
-
-
-@pytest.mark.parametrize("share", [0.5, 0.0])
-def test_a_part_of_a_file_is_refused(tmp_path, share):
-    path = tmp_path / "speech.mat"
-    scipy.io.savemat(path, arrays())
-    content = path.read_bytes()
-    path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(ValueError, match=r"(part of one|has no ).*XRMB"):
         load_articulatory_speech(path)
 
 

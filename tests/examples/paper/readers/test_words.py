@@ -61,7 +61,6 @@ def test_word_vectors_in_the_layout_of_fasttext(tmp_path, compressed):
     [
         (VEC.rsplit("a\x85b", 1)[0], "announces 3 words and has 2"),
         (VEC[:-3], "word 3 .* has 1 numbers, not 2"),
-        ("tiger 0.5 -1\n", "first line"),
         ("1 2\ntiger 0.5 x\n", "not a number"),
         ("1 2\ntiger 0.5 1e39\n", "word 1 .* not finite"),
     ],
@@ -71,39 +70,6 @@ def test_word_vectors_that_are_not_whole_are_refused(tmp_path, content, message)
     path.write_bytes(content.encode())
     with pytest.raises(ValueError, match=rf"cc\.vec: .*{message}.*fasttext\.cc"):
         load_word_vectors(path)
-
-
-def test_half_an_archive_and_other_bytes_are_refused(tmp_path):
-    path = tmp_path / "cc.vec.gz"
-    words = "".join(f"w{i} {i / 7} {i / 9}\n" for i in range(500))
-    compressed = gzip.compress(f"500 2\n{words}".encode())
-    for content in (compressed[: len(compressed) // 2], b"no archive"):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"damaged or only a part.*fasttext\.cc"):
-            load_word_vectors(path)
-
-
-def test_a_word_of_broken_bytes_does_not_stop_the_reader(tmp_path):
-    path = tmp_path / "cc.vec"
-    path.write_bytes(b"2 1\n\xff\xfe 1\ncat 2\n")
-    words, vectors = load_word_vectors(path, wanted={"cat"})
-    assert words == ["cat"]
-    np.testing.assert_array_equal(vectors, [[2.0]])
-
-
-@pytest.mark.parametrize(
-    ("loader", "source"),
-    [
-        (load_word_vectors, "fasttext"),
-        (load_word_pairs, "MUSE"),
-        (load_word_similarity, "multilingual-simlex"),
-        (load_similarity_sets, "multilingual-simlex"),
-        (load_crosslingual, "build_crosslingual"),
-    ],
-)
-def test_a_missing_file_is_named_with_its_source(tmp_path, loader, source):
-    with pytest.raises(ValueError, match=f"nowhere: there is no such.*{source}"):
-        loader(tmp_path / "nowhere")
 
 
 def test_word_pairs(tmp_path):
@@ -164,13 +130,9 @@ def test_crosslingual(tmp_path):
     [
         ("de_vectors", None, "has no de_vectors"),
         ("de_vectors", np.ones((2, 5)), "not a vector for each word"),
-        ("de_vectors", np.full((3, 5), np.nan), "not finite"),
         ("eval_en_vectors", np.full((2, 4), 1e39), "eval_en_vectors has a value .* not finite"),
         ("de_vectors", np.ones((3, 6)), "de vectors differ in width"),
-        ("en_words", np.arange(3), "not a vector for each word"),
         ("eval_pairs_de", np.array([0, 1]), "must be indices"),
-        ("eval_pairs_de", np.array([0.0, 0.0]), "must be indices"),
-        ("eval_pairs_de", np.array([0]), "differ in length"),
     ],
 )
 def test_crosslingual_arrays_that_do_not_fit(tmp_path, name, value, message):
@@ -178,14 +140,6 @@ def test_crosslingual_arrays_that_do_not_fit(tmp_path, name, value, message):
     arrays[name] = value
     np.savez(tmp_path / "cross.npz", **{n: a for n, a in arrays.items() if a is not None})
     with pytest.raises(ValueError, match=rf"{message}.*available at"):
-        load_crosslingual(tmp_path / "cross.npz")
-
-
-def test_crosslingual_needs_a_translation_for_each_word(tmp_path):
-    arrays = crosslingual_arrays()
-    arrays |= {name: arrays[name][:2] for name in ("de_words", "de_vectors")}
-    np.savez(tmp_path / "cross.npz", **arrays)
-    with pytest.raises(ValueError, match="not a German word for each"):
         load_crosslingual(tmp_path / "cross.npz")
 
 
@@ -212,14 +166,3 @@ def test_crosslingual_from_vectors_and_pairs(tmp_path):
     np.testing.assert_array_equal(data.eval_pairs, [[0, 0], [1, 1]])
     with pytest.raises(ValueError, match="None of the 1 training pairs"):
         build_crosslingual(files, [("cat", "Katze")], dictionary, sets)
-
-
-def test_blank_lines_at_the_end_are_no_entries(tmp_path):
-    pairs, scores = tmp_path / "pairs.txt", tmp_path / "scores.tsv"
-    pairs.write_text("cat Katze\ndog Hund\n\n \n")
-    assert load_word_pairs(pairs) == [("cat", "Katze"), ("dog", "Hund")]
-    scores.write_text("a\tb\tscore\ncat\tdog\t3.5\n\n")
-    assert load_word_similarity(scores).pairs == [("cat", "dog")]
-    pairs.write_text("cat Katze\n\ndog Hund\n")
-    with pytest.raises(ValueError, match="line 2 is not two words"):
-        load_word_pairs(pairs)

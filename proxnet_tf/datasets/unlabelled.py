@@ -31,14 +31,17 @@ def with_unlabelled(
 
     An epoch is a pass through the longer of the two (in batches); the shorter one starts again as
     often as needed. So each row comes at least once in an epoch. Arrays fill up the last batch with
-    rows of their next pass, so that every batch has the same size.
+    rows of their next pass, so that every batch has the same size. A `tf.data.Dataset` whose length
+    is not known, such as one of `filter` or of a generator, is read to its end. One that repeats
+    itself for ever has no epochs, and neither has the result: `fit` needs `steps_per_epoch`, and
+    every epoch goes on where the last one stopped.
 
     Args:
         labelled: `(x, y)` or `(x, y, sample_weight)` of arrays, as for `fit`: x a list of views, or
-            whatever structure the model takes; the weights one array, or one an output. Or
-            a `tf.data.Dataset` of such batches, of a known length.
+            whatever structure the model takes; the weights one array, or one an output (None:
+            ones). Or a `tf.data.Dataset` of such batches.
         unlabelled: x alone, arrays in the structure of the labelled x. Or a `tf.data.Dataset` of
-            batches of x, of a known length.
+            batches `x`, `(x,)` or `(x, y)`, whose y is dropped.
         batch_size: m for arrays, at most all of them; 32 by default. Datasets have their batches.
         unlabelled_batch_size: u for arrays; `batch_size` by default, or 32.
         shuffle: whether arrays are shuffled anew in every pass; True by default.
@@ -46,7 +49,8 @@ def with_unlabelled(
 
     Returns:
         A `tf.data.Dataset` of batches `(x, y, sample_weight)`, lists in x as tuples. Labels of
-        unlabelled rows are zeros.
+        unlabelled rows are zeros. It has a length where both sets have one. Where one is not known
+        Keras says after the first epoch that the input ran out, as for every such dataset.
 
     The weights are sample weights: take `weighted_metrics=["accuracy"]` in `compile` for metrics of
     the labelled rows (`metrics` count the zeros). Weight classes by the `sample_weight` of
@@ -55,8 +59,7 @@ def with_unlabelled(
 
     Raises:
         ValueError: x of the two sets that differ in structure, shape or dtype, arrays of different
-            lengths or none, batch sizes that are not integers >= 1 or that come with a dataset, a
-            dataset whose length is not known or that has no end.
+            lengths or none, batch sizes that are not integers >= 1 or that come with a dataset.
 
     Example:
 
@@ -73,7 +76,9 @@ def with_unlabelled(
     seeds: Any = (None, None)
     if seed is not None:
         seeds = np.random.SeedSequence(check_integer("seed", seed, at_least=0)).generate_state(2)
-    known, steps = _batches("labelled", labelled, "batch_size", batch_size, shuffle, seeds[0])
+    known, steps = _batches(
+        "labelled", _weighted(labelled), "batch_size", batch_size, shuffle, seeds[0]
+    )
     spec = known.element_spec
     if not isinstance(spec, tuple) or len(spec) not in (2, 3):
         raise ValueError(
@@ -85,15 +90,41 @@ def with_unlabelled(
     others, other_steps = _batches(
         "unlabelled", unlabelled, "unlabelled_batch_size", size, shuffle, seeds[1]
     )
-    if not _alike(spec[0], others.element_spec):
-        raise ValueError(
-            "`unlabelled` must hold the x of `labelled`: the same structure, shapes beyond the "
-            f"batch and dtypes. Received: {_described(spec[0])} and "
-            f"{_described(others.element_spec)}"
-        )
-    both = tf.data.Dataset.zip(known.repeat(), others.repeat()).take(max(steps, other_steps))
-    joined = both.map(_joined, num_parallel_calls=tf.data.AUTOTUNE)
+    if isinstance(unlabelled, tf.data.Dataset):
+        others = others.map(_inputs_only(others.element_spec, spec[0]))
+    _check_alike(spec[0], others.element_spec)
+    both = tf.data.Dataset.zip(_without_end(known, steps), _without_end(others, other_steps))
+    both = both.take_while(lambda known, others: ~(known[1] & others[1]))
+    if steps >= 0 and other_steps >= 0:
+        both = both.apply(tf.data.experimental.assert_cardinality(max(steps, other_steps)))
+    joined = both.map(
+        lambda known, others: _joined(known[0], others[0]), num_parallel_calls=tf.data.AUTOTUNE
+    )
     return joined.prefetch(tf.data.AUTOTUNE)
+
+
+def _without_end(data: tf.data.Dataset, steps: int) -> tf.data.Dataset:
+    """Pairs of a batch, pass after pass, and whether the first pass was over before it.
+
+    `steps` is the number of batches in a pass, or what tf.data has for an unknown or infinite one.
+    """
+    first, later = (tf.data.Dataset.from_tensors(over).repeat() for over in (False, True))
+    if steps == tf.data.UNKNOWN_CARDINALITY:
+        pairs = tf.data.Dataset.zip(data, first)
+        return pairs.concatenate(tf.data.Dataset.zip(data.repeat(), later))
+    return tf.data.Dataset.zip(data.repeat(), first.take(steps).concatenate(later))
+
+
+def _weighted(labelled: Any) -> Any:
+    """Arrays (x, y, sample_weight) with ones for an output whose weights are None."""
+    if not isinstance(labelled, tuple) or len(labelled) != 3 or labelled[2] is None:
+        return labelled
+    x, y, weights = labelled
+    if not any(part is None for part in tf.nest.flatten(weights)):
+        return labelled
+    rows = np.shape(tf.nest.flatten(y)[0])[:1]
+    whole = tf.nest.map_structure(lambda w: np.ones(rows, "float32") if w is None else w, weights)
+    return x, y, whole
 
 
 def _batches(
@@ -107,13 +138,8 @@ def _batches(
                 f"Received: {size_name}={size!r}"
             )
         steps = int(data.cardinality())
-        if steps <= 0:
-            kinds = {0: "an empty", tf.data.INFINITE_CARDINALITY: "an endless"}
-            raise ValueError(
-                f"`{name}` must have a known number of batches. Received "
-                f"{kinds.get(steps, 'an unknown number of them in a')} dataset; say how many with "
-                "`tf.data.experimental.assert_cardinality`, or end it with `take`."
-            )
+        if steps == 0:
+            raise ValueError(f"`{name}` must have batches. Received an empty dataset")
         return data, steps
     size = check_integer(size_name, 32 if size is None else size)
     if isinstance(data, tuple) and data and data[-1] is None:
@@ -152,16 +178,37 @@ def _as_tuples(data: Any) -> Any:
     return data if tf.is_tensor(data) else np.asarray(data)
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Whether x of two sets can be in one batch."""
-    try:
-        tf.nest.assert_same_structure(one, other)
-    except (TypeError, ValueError):
-        return False
-    return all(
+def _inputs_only(spec: Any, wanted: Any) -> Any:
+    """From an element of the unlabelled set to x in it."""
+
+    def alike(one: Any) -> bool:
+        try:
+            tf.nest.assert_same_structure(one, wanted)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    if not alike(spec) and isinstance(spec, tuple) and spec and alike(spec[0]):
+        return lambda x, *_: x
+    return (lambda *x: x) if isinstance(spec, tuple) else (lambda x: x)
+
+
+def _check_alike(labelled: Any, unlabelled: Any) -> None:
+    """Refuses x of two sets that cannot be in one batch."""
+    flat = [tf.nest.flatten(spec) for spec in (labelled, unlabelled)]
+    alike = len(flat[0]) == len(flat[1]) and all(
         a.dtype == b.dtype and a.shape[1:].is_compatible_with(b.shape[1:])
-        for a, b in zip(tf.nest.flatten(one), tf.nest.flatten(other), strict=True)
+        for a, b in zip(*flat, strict=True)
     )
+    try:
+        tf.nest.assert_same_structure(labelled, unlabelled)
+    except (TypeError, ValueError):
+        alike = False
+    if not alike:
+        raise ValueError(
+            "`unlabelled` must hold the x of `labelled`: the same structure, shapes beyond the "
+            f"batch and dtypes. Received: {_described(labelled)} and {_described(unlabelled)}"
+        )
 
 
 def _described(spec: Any) -> str:

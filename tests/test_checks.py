@@ -91,7 +91,7 @@ def test_setting_lam_assigns(case):
     assert type(owner).from_config(owner.get_config()).lam.numpy() == np.float32(0.5)
     after = outputs(layer, inputs)
     moved = max(np.abs(a - b).max() for a, b in zip(after, before, strict=True))
-    is_projection = isinstance(layer, Prox) and getattr(layer.regularizer, "is_set", False)
+    is_projection = isinstance(layer, Prox) and layer.regularizer.operator.is_set
     assert moved == 0.0 if is_projection else moved > 1e-4
 
 

@@ -155,7 +155,7 @@ class DCCA(MultiviewModel):
         """
         stage = Pretraining(self)
         with self._first_stage.training():
-            stage.compile(optimizer)
+            stage.compile(optimizer, run_eagerly=self.run_eagerly)
             history = stage.fit(x, **fit_arguments)
         self.pretrained.assign(1.0)
         self.projected.assign(0.0)  # the codes have changed

@@ -53,10 +53,10 @@ MODELS = {
 def train(model, views, labels, epochs=1, **options):
     if isinstance(model, DCCA):
         model.pretrain(views, epochs=2, batch_size=60, verbose=0)
-    model.compile("adam", entropy(), metrics=["accuracy"])
+    model.compile("adam", entropy(), metrics=["accuracy"], run_eagerly=True)
     return model.fit(views, labels, epochs=epochs, batch_size=40, verbose=0, **options)
 
 
 def training_loss(model, views, labels, **options):
-    model.compile(keras.optimizers.SGD(0.0), entropy())
+    model.compile(keras.optimizers.SGD(0.0), entropy(), run_eagerly=True)
     return model.fit(views, labels, batch_size=120, verbose=0, **options).history["loss"][0]

@@ -51,7 +51,6 @@ class Small(MultiviewHyperModel):
         super().__init__(SHAPES, 2, method=method, **options)
 
     def compile(self, hp, model):
-        model.run_eagerly = True
         super().compile(hp, model)
         model.run_eagerly = True
 

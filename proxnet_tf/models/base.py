@@ -91,10 +91,9 @@ class MultiviewModel(keras.Model):
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
-        def symbol(shape: Any) -> keras.KerasTensor:
-            return keras.KerasTensor((None, *shape[1:]), dtype=self.compute_dtype)
-
-        views = keras.tree.map_shape_structure(symbol, input_shape)
+        views = keras.tree.map_shape_structure(
+            lambda shape: keras.KerasTensor((None, *shape[1:]), self.compute_dtype), input_shape
+        )
         self._check_views(views)
         # First by themselves: what is frozen and built in a call of the whole can never train.
         self._code_shapes = [f(x).shape for f, x in zip(self.encoders, views, strict=True)]
@@ -157,12 +156,14 @@ class MultiviewModel(keras.Model):
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
         """None: `call` gives the outputs their masks."""
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, **how: Any) -> Any:
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+    ) -> Any:
         """The compiled loss; with a view index in training, the mean of those of all views."""
         loss = super().compute_loss
         if isinstance(y_pred, list):
-            return tf.add_n([loss(x, y, logits, **how) for logits in y_pred]) / len(y_pred)
-        return loss(x, y, y_pred, **how)
+            return tf.add_n([loss(x, y, logits, sample_weight) for logits in y_pred]) / len(y_pred)
+        return loss(x, y, y_pred, sample_weight)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict:
         """The compiled metrics, of the prediction."""
@@ -180,9 +181,8 @@ class MultiviewModel(keras.Model):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        config = dict(config)
-        config |= {name: _deserialized(config[name]) for name in _LISTS if name in config}
-        return cls(**config)
+        lists = {name: _deserialized(config[name]) for name in _LISTS if name in config}
+        return cls(**config | lists)
 
 
 def _serialized(layers: Sequence[keras.layers.Layer]) -> list[Any]:

@@ -39,13 +39,13 @@ class Pretraining(keras.Model):
         self.owner().pretrained.assign(1.0)
         self.owner().save(*args, **kwargs)
 
-    def compute_loss(self, *batch: Any, sample_weight: Any = None, **how: Any) -> Any:
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if sample_weight is not None:
             raise ValueError(
                 "The correlation belongs to the batch and cannot weight its rows; leave the "
                 "weights (of samples, classes, the third part of a batch) out of `pretrain`."
             )
-        return super().compute_loss(*batch, **how)
+        return super().compute_loss(x, y, y_pred)
 
     def call(self, inputs: Any) -> list[tf.Tensor]:
         model = self.owner()

@@ -8,6 +8,7 @@ from keras.layers import Dense
 
 from proxnet_tf import DCCA, DCCAE, CCARegularizer, MultiviewClassifier, ProxCCA, ProxGCCA
 from tests.helpers.multiview_models import decoders, encoders, entropy, make_data, predictors
+from tests.helpers.registry import PLAIN
 
 
 @pytest.fixture(autouse=True)
@@ -172,13 +173,14 @@ def test_missing_views(views, predict_with):
         hole[:, 1:] = np.nan_to_num(hole[:, 1:])  # one NaN is enough
     kind = ProxCCA if views == 2 else ProxGCCA
     options = dict(nan_is_missing=True, predict_with=predict_with)
-    model = MultiviewClassifier(encoders(views), predictors(views), kind(2), **options)
+    layer = kind(2, **PLAIN)
+    model = MultiviewClassifier(encoders(views), predictors(views), layer, **options)
     model.compile(keras.optimizers.SGD(0.0), entropy(), run_eagerly=True)
     found = model.fit(holes, labels, batch_size=40, verbose=0).history["loss"][0]
 
     codes = [np.array(e(np.nan_to_num(x))) for e, x in zip(model.encoders, holes, strict=True)]
     whole = ~missing.any(1)
-    moved = kind(2)([code[whole] for code in codes], training=True)
+    moved = kind(2, **PLAIN)([code[whole] for code in codes], training=True)
     for code, part in zip(codes, moved, strict=True):
         code[whole] = part
     logits = np.stack([p(code) for p, code in zip(model.predictors, codes, strict=True)])

@@ -83,24 +83,6 @@ def test_the_residual_bounds_the_error(norm, dtype):
         np.testing.assert_array_equal(solved.c[2], 0.0)
 
 
-def test_the_factors_of_the_jacobian_may_be_apart():
-    """J = D A with `products` = A u: the linear part alone."""
-    rng = np.random.default_rng(2)
-    a, d, s = rng.normal(size=(6, 4)), rng.normal(size=(3, 6)), rng.normal(size=(3, 6))
-    solved = solve_by_products(
-        tf.constant(s),
-        product=lambda v: tf.matmul(v, a, transpose_b=True),
-        total=lambda t: d * t,
-        transpose=lambda t: tf.matmul(d * t, a),
-        solver=Solver(),
-        width=6,
-    )
-    c, u = exact_of(d[:, :, None] * a, s)
-    np.testing.assert_allclose(solved.c, c, atol=1e-11)
-    np.testing.assert_allclose(solved.u, u, atol=1e-11)
-    np.testing.assert_allclose(solved.products, u @ a.T, atol=1e-11)
-
-
 def test_a_small_bound_is_reported():
     j, s = 100 * jacobians(2, 20, 20), jacobians(2, 20, 1, seed=7)[..., 0]
     report = by_products(j, s, max_iterations=3).report
@@ -303,19 +285,3 @@ def test_the_observer_sees_the_first_derivative():
     assert [float(r.residual[0]) for r in seen] == [2.0] and not seen[0].converged
     outer.gradient(slope, p)
     assert len(seen) == 3
-
-
-def test_no_gradient_goes_through_the_solver():
-    """A solver that a tape could follow to a wrong slope."""
-
-    def odd_solve(inputs, constants, s):
-        solved = fixed_solve(inputs, constants, s)
-        return solved._replace(c=solved.c + 100.0 * (inputs[0] - tf.stop_gradient(inputs[0])))
-
-    p, s = tf.constant([[0.5]]), tf.constant([[2.0]])
-    with tf.GradientTape() as tape:
-        tape.watch([p, s])
-        c, _ = state_of(p, s, solve=odd_solve)
-    dp, ds = tape.gradient(c, [p, s])
-    np.testing.assert_allclose(dp, [[-2 * 0.5 * 2.0 / 1.25**2]], rtol=1e-6)
-    np.testing.assert_allclose(ds, [[0.8]], rtol=1e-6)

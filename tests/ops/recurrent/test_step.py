@@ -100,26 +100,6 @@ def test_prox_state_second_derivative(masks, graph):
     check_second_derivative(lambda *t: tf.reduce_sum(tf.sin(state_of(*t, masks))), values, graph)
 
 
-def test_prox_state_third_derivative():
-    s, slopes, kernel, _ = gate_problem(2, 3, 2)
-
-    def along(t):  # a curve through the problem, in one real variable
-        return tf.reduce_sum(state_of(s + t, slopes * tf.cos(t), kernel + t, None) ** 2)
-
-    def derivative(t, order):
-        if order == 0:
-            return along(t)
-        with tf.GradientTape() as tape:
-            tape.watch(t)
-            value = derivative(t, order - 1)
-        return tape.gradient(value, t)
-
-    step = 1e-4
-    t = tf.constant(0.3, tf.float64)
-    numeric = (derivative(t + step, 2) - derivative(t - step, 2)) / (2 * step)
-    np.testing.assert_allclose(derivative(t, 3), numeric, rtol=1e-6)
-
-
 # --- a whole step ---------------------------------------------------------------------------------
 
 RHO = 0.8

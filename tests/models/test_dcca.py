@@ -24,12 +24,14 @@ EPSILON = 0.01
 
 
 @pytest.fixture(autouse=True)
-def seeded_and_eager():
-    """Tracing takes most of the time of a short training."""
+def seeded():
     keras.utils.set_random_seed(0)
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
+
+
+def eager(model):
+    """Tracing takes most of the time of a short training."""
+    model.run_eagerly = True
+    return model
 
 
 def held_out_correlation(model, views):
@@ -40,7 +42,7 @@ def held_out_correlation(model, views):
 
 def test_pretraining_raises_the_correlation_of_the_codes():
     views, labels = make_data(600)
-    model = MODELS["dccae"]()
+    model = eager(MODELS["dccae"]())
     train_views = [x[:400] for x in views]
     test_views = [x[400:] for x in views]
     model.build([x.shape for x in views])
@@ -57,14 +59,16 @@ def test_pretraining_raises_the_correlation_of_the_codes():
     assert "val_correlation_loss" in history
     assert held_out_correlation(model, test_views) > before + 0.1
     assert history["reconstruction_loss"][-1] < 0.5 * history["reconstruction_loss"][0]
-    model.compile(keras.optimizers.Adam(0.03), entropy(), metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(0.03), entropy(), metrics=["accuracy"], run_eagerly=True)
     model.fit(train_views, labels[:400], batch_size=100, epochs=15, verbose=0)
     assert model.evaluate(test_views, labels[400:], verbose=0)[1] > 0.8
 
 
 def test_pretraining_objective_of_dccae():
     views, _ = make_data()
-    model = DCCAE(encoders(), decoders(), predictors(), reconstruction_weight=0.3, epsilon=1e-2)
+    model = eager(
+        DCCAE(encoders(), decoders(), predictors(), reconstruction_weight=0.3, epsilon=1e-2)
+    )
     model.build([x.shape for x in views])
     codes = model.encode(views)
     errors = [
@@ -89,7 +93,7 @@ def test_pretraining_leaves_padding_out(views):
         view[~valid] = 0.0
     maskers = [keras.Sequential([keras.layers.Masking(), Dense(d)]) for d in CODES[:views]]
     options = dict(num_components=3, epsilon=0.1, reconstruction_weight=0.5)
-    model = DCCAE(maskers, decoders(views), predictors(views), **options)
+    model = eager(DCCAE(maskers, decoders(views), predictors(views), **options))
     model.build([v.shape for v in x])
     frames = [v[valid] for v in x]
     codes = [c.numpy()[valid] for c in model.encode(x)]
@@ -106,7 +110,7 @@ def test_pretraining_leaves_padding_out(views):
 
 def test_stages_train_only_their_own_weights():
     views, labels = make_data()
-    model = DCCAE(encoders(), decoders(), predictors())
+    model = eager(DCCAE(encoders(), decoders(), predictors()))
     model.build([x.shape for x in views])
 
     def snapshot():
@@ -123,7 +127,7 @@ def test_stages_train_only_their_own_weights():
     model.pretrain(views, verbose=0)
     middle = snapshot()
     assert moved(start, middle) == [True, True, False]
-    model.compile("adam", entropy())
+    model.compile("adam", entropy(), run_eagerly=True)
     model.fit(views, labels, verbose=0)
     assert moved(middle, snapshot()) == [False, False, True]
     assert len(model.trainable_variables) == 4
@@ -138,7 +142,7 @@ def test_pretraining_leaves_frozen_layers_alone(tmp_path):
     for pair in pairs:
         pair[0].layers[0].trainable = False  # a part
         pair[1].trainable = False  # the whole
-    model = DCCAE(*pairs, predictors())
+    model = eager(DCCAE(*pairs, predictors()))
     model.build([x.shape for x in views])
     model.save(tmp_path / "model.keras")
     for trained in (model, keras.saving.load_model(tmp_path / "model.keras")):
@@ -154,8 +158,8 @@ def test_pretraining_leaves_frozen_layers_alone(tmp_path):
 def make():
     keras.utils.set_random_seed(0)
     views, labels = make_data(24)
-    model = MODELS["dccae"]()
-    model.compile("sgd", entropy())
+    model = eager(MODELS["dccae"]())
+    model.compile("sgd", entropy(), run_eagerly=True)
     return model, views, labels
 
 
@@ -191,7 +195,7 @@ def test_callbacks_of_pretraining_save_the_model_and_continue(tmp_path):
     model.pretrain(views, epochs=2, callbacks=[saved], **settings)
     loaded = keras.saving.load_model(tmp_path / "best.keras")
     np.testing.assert_allclose(loaded(views), model(views), rtol=1e-6)
-    loaded.compile("sgd", entropy())
+    loaded.compile("sgd", entropy(), run_eagerly=True)
     loaded.fit(views, labels, verbose=0)  # it counts as pretrained
 
     def run(epochs, callbacks=()):
@@ -218,7 +222,7 @@ def test_parts_of_the_loss_are_means_over_the_rows():
     rng = np.random.default_rng(0)
     views = [rng.normal(size=(40, d)).astype("float32") for d in (5, 4)]
     layers = [[Dense(d) for d in widths] for widths in ((3, 3), (5, 4), (2, 2))]
-    model = DCCAE(*layers, reconstruction_weight=0.5)
+    model = eager(DCCAE(*layers, reconstruction_weight=0.5))
     frozen = dict(optimizer=keras.optimizers.SGD(0.0), shuffle=False, verbose=0)
     history = model.pretrain(views, **frozen).history
     parts = history["correlation_loss"][0] + 0.5 * history["reconstruction_loss"][0]
@@ -240,7 +244,7 @@ def test_pretraining_with_missing_views():
     holes[0][:5] = np.nan
     holes[1][5:10, 0] = np.nan
     options = dict(reconstruction_weight=0.5, epsilon=0.1, nan_is_missing=True)
-    model = DCCAE(encoders(), decoders(), predictors(), **options)
+    model = eager(DCCAE(encoders(), decoders(), predictors(), **options))
     history = model.pretrain(holes, batch_size=40, verbose=0).history
     assert np.isfinite([v for values in history.values() for v in values]).all()
     assert all(np.isfinite(w).all() for w in model.get_weights())
@@ -263,7 +267,7 @@ def variates(codes, k, epsilon=EPSILON):
 def model_of(kind=DCCA):
     keras.utils.set_random_seed(1)
     parts = (encoders(), *([decoders()] if kind is DCCAE else []), predictors())
-    model = kind(*parts, num_components=2, epsilon=EPSILON)
+    model = eager(kind(*parts, num_components=2, epsilon=EPSILON))
     data, _ = make_data(150)
     model.build([x.shape for x in data])
     return model, data
@@ -306,7 +310,7 @@ def test_incomplete_rows_and_time_steps():
     views[1][valid & ~there] = np.nan
     keras.utils.set_random_seed(0)
     masked = keras.Sequential([keras.layers.Masking(), Dense(3)])
-    model = DCCA([masked, Dense(4)], predictors(), epsilon=EPSILON, nan_is_missing=True)
+    model = eager(DCCA([masked, Dense(4)], predictors(), epsilon=EPSILON, nan_is_missing=True))
     model.build([x.shape for x in views])
     values = model.fit_projections(views, batch_size=7)
     codes = [c.numpy()[there] for c in model.encode(views)]
@@ -322,7 +326,7 @@ def test_datasets_and_rank_deficient_codes(fitted):
     _, views, _, _ = fitted
     keras.utils.set_random_seed(2)
     wide = keras.Sequential([Dense(2), Dense(5)])  # of rank 2
-    model = DCCA([wide, Dense(3)], predictors(), epsilon=0.0, dtype="float64")
+    model = eager(DCCA([wide, Dense(3)], predictors(), epsilon=0.0, dtype="float64"))
     data = tf.data.Dataset.from_tensor_slices((tuple(views), np.zeros(150))).batch(60)
     model.build([x.shape for x in views])
     values = model.fit_projections(data)
@@ -352,7 +356,6 @@ def test_before_the_maps_are_fitted():
     model.pretrain(views, verbose=0)  # which changes the codes
     with pytest.raises(ValueError, match="call `fit_projections"):
         model.project(views[0], 0)
-    tf.config.run_functions_eagerly(False)
     in_graph = tf.function(lambda x: model.project(x, 0))(tf.constant(views[0]))
     assert in_graph.shape == (150, 2) and np.isnan(in_graph).all()
     with pytest.raises(ValueError, match="call `pretrain"):
@@ -377,7 +380,7 @@ def test_bad_input(fitted, call, message):
 
 def test_a_missing_query_is_nan():
     views, _ = make_data(40)
-    model = MODELS["dcca"](nan_is_missing=True)
+    model = eager(MODELS["dcca"](nan_is_missing=True))
     model.pretrain(views, verbose=0)
     model.fit_projections(views)
     query = views[0][:3].copy()

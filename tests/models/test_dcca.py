@@ -184,7 +184,7 @@ def test_weights_are_refused_in_pretraining():
         with pytest.raises(
             ValueError, match=r"cannot weight its rows; leave the weights .* out of"
         ):
-            model.pretrain(**arguments, verbose=0)
+            model.pretrain(**arguments, shuffle=False, verbose=0)
 
 
 def test_callbacks_of_pretraining_save_the_model_and_continue(tmp_path):

@@ -159,7 +159,8 @@ class MultiviewHyperModel(ProxHyperModel):
             "encoders": [self.build_encoder(hp, j) for j in views],
             "predictors": [self.build_predictor(hp, j) for j in views],
         }
-        given, kind = dict(self.arguments), MultiviewClassifier
+        given = dict(self.arguments)
+        kind: Any = MultiviewClassifier
         if self.method in ("dcca", "dccae"):
             kind = DCCA if self.method == "dcca" else DCCAE
             if len(views) > 2:

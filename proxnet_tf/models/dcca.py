@@ -16,7 +16,7 @@ from proxnet_tf.models.base import (
     with_mask,
 )
 from proxnet_tf.models.linear_cca import LinearCCA
-from proxnet_tf.models.pretraining import FirstStage, Pretraining
+from proxnet_tf.models.pretraining import UNWEIGHTED, FirstStage, Pretraining
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -153,6 +153,8 @@ class DCCA(MultiviewModel):
         of its objective): means over the batches, weighted by their rows. A batch with fewer than
         two rows has no correlation and does not count in `correlation_loss`.
         """
+        if {"sample_weight", "class_weight"} & fit_arguments.keys():  # Keras drops them without y
+            raise ValueError(UNWEIGHTED)
         stage = Pretraining(self)
         with self._first_stage.training():
             stage.compile(optimizer, run_eagerly=self.run_eagerly)

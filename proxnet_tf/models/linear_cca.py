@@ -72,26 +72,22 @@ class LinearCCA:
                 "LinearCCA needs the same number of rows in both views, at least 2. Received: "
                 f"x.shape={x.shape}, y.shape={y.shape}"
             )
-        if self.num_components > min(x.shape[1], y.shape[1]):
+        k = self.num_components
+        if k > min(x.shape[1], y.shape[1]):
             raise ValueError(
                 f"`num_components` must be at most min(d1, d2) = {min(x.shape[1], y.shape[1])} for "
-                f"views of the widths {x.shape[1]} and {y.shape[1]}. Received: "
-                f"num_components={self.num_components}"
+                f"views of the widths {x.shape[1]} and {y.shape[1]}. Received: num_components={k}"
             )
         left, right = _View(x, self.ridge), _View(y, self.ridge)
         between = left.rows.T @ right.rows / (len(x) - 1)
         u, sigma, vt = np.linalg.svd(left.whitening @ between @ right.whitening)
-        k = self.num_components
         correlations = np.where(sigma[:k] > 1e-12, sigma[:k], 0.0)
         used = correlations > 0
-        weights = [
-            np.where(used, view.weights(turn[:, :k]), 0.0)
-            for view, turn in ((left, u), (right, vt.T))
-        ]
+        pairs = (left, u), (right, vt.T)
+        weights = [np.where(used, view.weights(turn[:, :k]), 0.0) for view, turn in pairs]
         largest = np.abs(weights[0]).argmax(0)
         sign = np.where(weights[0][largest, np.arange(k)] < 0, -1.0, 1.0)
-        self.means_ = left.mean, right.mean
-        self.correlations_ = correlations
+        self.means_, self.correlations_ = (left.mean, right.mean), correlations
         self.weights_ = weights[0] * sign, weights[1] * sign
         return self
 

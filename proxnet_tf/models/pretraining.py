@@ -13,6 +13,11 @@ from proxnet_tf.checks import at_least_float32
 from proxnet_tf.losses import cca_loss, gcca_loss
 from proxnet_tf.models.base import apply, mask_of
 
+UNWEIGHTED = (
+    "The correlation belongs to the batch and cannot weight its rows; leave the weights (of "
+    "samples, classes, the third part of a batch) out of `pretrain`."
+)
+
 
 class Pretraining(keras.Model):
     """The first stage of a DCCA or DCCAE as a model without targets, which shares their layers.
@@ -41,10 +46,7 @@ class Pretraining(keras.Model):
 
     def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if sample_weight is not None:
-            raise ValueError(
-                "The correlation belongs to the batch and cannot weight its rows; leave the "
-                "weights (of samples, classes, the third part of a batch) out of `pretrain`."
-            )
+            raise ValueError(UNWEIGHTED)
         return super().compute_loss(x, y, y_pred)
 
     def call(self, inputs: Any) -> list[tf.Tensor]:

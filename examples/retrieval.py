@@ -50,7 +50,7 @@ def main(arguments=None):
     images = data()
     train, test = ([x[part].reshape(-1, 306) for x in images] for part in (TRAIN, TEST))
     linear, networks = (
-        LinearCCA(16, ridge=1.0).fit(train),
+        LinearCCA(16, ridge=1.0).fit(*train),
         learnt(train, 2 if options.small else 60),
     )
     codes = {"pixels": test}

@@ -74,7 +74,7 @@ def linear(part, ridge, is_image):
         return [x.reshape(len(x), -1) for x in views]
 
     def encode(views):
-        codes = [np.asarray(code, "float32") for code in cca.transform(*rows(views))]
+        codes = [np.asarray(code, "float32") for code in map(cca.project, rows(views), range(2))]
         return [np.pad(code, ((0, 0), (0, COMPONENTS - code.shape[1]))) for code in codes]
 
     flat = rows(part.views)

@@ -133,7 +133,9 @@ def linear_correlation(options, components=10):
         data = split_data(options.views, seed)
         views = data["train"][0][:2]
         cca = LinearCCA(min(components, *(x.shape[1] for x in views))).fit(*views)
-        totals.append(sum(correlations(cca.transform(*data["test"][0][:2]))))
+        totals.append(
+            sum(correlations(cca.project(x, j) for j, x in enumerate(data["test"][0][:2])))
+        )
     return totals
 
 

@@ -1,6 +1,5 @@
 """AdversarialModel: training with perturbed inputs of a named layer."""
 
-import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,17 +14,12 @@ from proxnet_tf.checks import (
     check_integer,
     check_number,
 )
-from proxnet_tf.models.base import BuiltModel, mask_of, over_last_axes, with_mask
+from proxnet_tf.models.base import mask_of, over_last_axes, with_mask
 from proxnet_tf.ops.linear.norms import polar
 
 
 def normalize_per_example(x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
-    """x scaled to L2 norm 1 example by example, 0 where it is 0 or masked.
-
-    Args:
-        x: `(batch, ...)`.
-        mask: Boolean `(batch, time)`, or `None`.
-    """
+    """x `(batch, ...)` of L2 norm 1 an example, 0 where it is 0 or masked, `(batch, time)`."""
     dtype, x = x.dtype, tf.cast(x, at_least_float32(x.dtype))
     if mask is not None:
         x = tf.where(over_last_axes(mask, x), x, tf.zeros_like(x))
@@ -35,14 +29,9 @@ def normalize_per_example(x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Ten
 
 
 def kl_divergence(p: tf.Tensor, q: tf.Tensor, from_logits: bool) -> tf.Tensor:
-    """KL(p || q) of the class probabilities on the last axis, one value for each of the others.
+    """KL(p || q) of probabilities or logits `(batch, ..., classes)`, over the last axis.
 
     A class of probability 0 in p adds 0, also where its logit is -inf in both.
-
-    Args:
-        p: `(batch, ..., classes)`, probabilities or logits.
-        q: the same.
-        from_logits: whether p and q are logits.
     """
     p, q = (tf.cast(t, at_least_float32(t.dtype)) for t in map(tf.convert_to_tensor, (p, q)))
     if from_logits:
@@ -70,7 +59,7 @@ class _Divergence(keras.losses.Loss):
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
-class AdversarialModel(BuiltModel):
+class AdversarialModel(keras.Model):
     """Trains a model on a layer's input as it is, and moved by the worst small perturbation.
 
     With z the input of the chosen layer, p(z) the prediction and r of norm `epsilon`,
@@ -150,34 +139,16 @@ class AdversarialModel(BuiltModel):
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.model = model
-        self._parts  # noqa: B018 (a model that cannot be split is refused here)
-        self.supports_masking = True
-        self.build(keras.tree.map_structure(lambda x: tuple(x.shape), _inputs_of(model)))
-
-    @functools.cached_property
-    def _parts(self) -> tuple[keras.Model, keras.Model, int]:
-        # Cached past Keras's `__setattr__`: the layers of the parts are those of the model.
-        return _split(self.model, self.layer)
-
-    def build(self, input_shape: Any) -> None:
+        # Past Keras's own `__setattr__`: the layers of the parts are those of the model.
+        object.__setattr__(self, "_parts", _split(model, layer))
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         return self.model(inputs, training=training)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
-        """None: the model gives its outputs their masks."""
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return self.model.compute_output_shape(input_shape)
-
-    def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
-        return self.model.compute_output_spec(inputs)
-
     def train_step(self, data: Any) -> dict[str, Any]:
         """A step of training on the whole objective, in `fit`."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        front, _, _ = self._parts
         # Keras divides every loss by their number, and the gradients are added up over them.
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
 
@@ -185,7 +156,7 @@ class AdversarialModel(BuiltModel):
             return self.compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight)
 
         with tf.GradientTape() as tape:
-            predict, z, mask = self._from_points(front(x, training=True), training=True)
+            predict, z, mask = self._from_points(x)
             with tf.GradientTape() as inner:
                 r = tf.zeros_like(z)
                 inner.watch(r)
@@ -203,7 +174,7 @@ class AdversarialModel(BuiltModel):
                 penalties = tf.add_n(self.losses) if self.losses else 0.0
                 extra = objective(perturbed) - penalties / replicas  # count weight decay once
             else:
-                extra = self._divergence(y_pred, perturbed, sample_weight)
+                extra = self._divergence(y_pred, perturbed, sample_weight, "sum_over_batch_size")
             total = loss + self.weight * tf.cast(extra, loss.dtype)
             scaled = self.optimizer.scale_loss(total)
         variables = self.trainable_weights
@@ -212,44 +183,32 @@ class AdversarialModel(BuiltModel):
             self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
-        for metric in self.metrics:
-            if metric.name == "loss":
-                size = tf.shape(tf.nest.flatten(x)[0])[0]
-                metric.update_state(total * replicas, sample_weight=size)
+        rows = tf.shape(tf.nest.flatten(x)[0])[0]
+        self._loss_tracker.update_state(total * replicas, sample_weight=rows)
         return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
-    _known_steps = (train_step,)
-
-    def _from_points(self, points: Any, training: bool) -> tuple[Callable, tf.Tensor, Any]:
+    def _from_points(self, x: Any) -> tuple[Callable, tf.Tensor, Any]:
         """The prediction as a function of the perturbation, the perturbed tensor and its mask."""
-        _, back, position = self._parts
-        # Keras returns one output as a tensor.
-        points = [tf.convert_to_tensor(p) for p in tf.nest.flatten(points)]
-        z = points[position]
-        masks = [p for k, p in enumerate(points) if p.dtype == tf.bool and k != position]
+        front, back = self._parts
+        z, *others = (tf.convert_to_tensor(p) for p in tf.nest.flatten(front(x, training=True)))
+        masks = [p for p in others if p.dtype == tf.bool]
         mask = masks[0] if masks else mask_of(z)
 
         def predict(perturbation: tf.Tensor) -> Any:
-            moved = with_mask(z + perturbation, mask_of(z))
-            return back([*points[:position], moved, *points[position + 1 :]], training=training)
+            return back([with_mask(z + perturbation, mask_of(z)), *others], training=True)
 
         return predict, z, mask
 
-    def _divergence(
-        self, y_pred: Any, perturbed: Any, sample_weight: Any, reduction: str = "mean"
-    ) -> tf.Tensor:
+    def _divergence(self, y_pred: Any, perturbed: Any, weight: Any, reduction: str) -> tf.Tensor:
         """KL(y_pred || perturbed) with y_pred a constant, weighted and masked."""
         (target,), (output,) = tf.nest.flatten(y_pred), tf.nest.flatten(perturbed)
-        if sample_weight is not None:
-            (sample_weight,) = tf.nest.flatten(sample_weight)
-        reduction = "sum_over_batch_size" if reduction == "mean" else reduction
-        loss = _Divergence(
-            self.from_logits, reduction=reduction, dtype=at_least_float32(output.dtype).name
-        )
-        return loss(tf.stop_gradient(target), output, sample_weight)
+        weight = weight if weight is None else tf.nest.flatten(weight)[0]
+        dtype = at_least_float32(output.dtype).name
+        loss = _Divergence(self.from_logits, reduction=reduction, dtype=dtype)
+        return loss(tf.stop_gradient(target), output, weight)
 
     def _virtual_direction(
-        self, predict: Callable, y_pred: Any, z: tf.Tensor, mask: Any, sample_weight: Any = None
+        self, predict: Callable, y_pred: Any, z: tf.Tensor, mask: Any, sample_weight: Any
     ) -> tf.Tensor:
         """Power iteration from a random start, `power_iterations` steps."""
         noise = keras.random.normal(tf.shape(z), dtype=z.dtype, seed=self.seed_generator)
@@ -277,12 +236,9 @@ class AdversarialModel(BuiltModel):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "AdversarialModel":
+    def from_config(cls, config: dict[str, Any]) -> "AdversarialModel":
         config = dict(config)
-        model = keras.saving.deserialize_keras_object(
-            config.pop("model"), custom_objects=custom_objects
-        )
-        return cls(model, **config)
+        return cls(keras.saving.deserialize_keras_object(config.pop("model")), **config)
 
 
 class FromLayer(keras.Model):
@@ -292,8 +248,8 @@ class FromLayer(keras.Model):
         return None
 
 
-def _split(model: Any, layer: str | None) -> tuple[keras.Model, keras.Model, int]:
-    """The model up to the input of a layer, from there on, and which input is perturbed."""
+def _split(model: Any, layer: str | None) -> tuple[keras.Model, keras.Model]:
+    """The model up to the input of a layer, and from there on; what is perturbed comes first."""
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
     if not isinstance(model, keras.Model) or not inputs or not outputs:
         raise ValueError(
@@ -312,34 +268,30 @@ def _split(model: Any, layer: str | None) -> tuple[keras.Model, keras.Model, int
                 "Received: layer=None"
             )
         points = inputs
-        first = [node for node in nodes if any(x is inputs[0] for x in node.input_tensors)]
-        # The mask is made of the input by operations that are no layers.
-        first = [node for node in first if isinstance(node.operation, keras.layers.Layer)]
-        if len(first) == 1 and isinstance(first[0].operation, keras.layers.Masking):
-            (point,) = first[0].output_tensors
-            points = [point, mask_of(point)]
+        for node in nodes:
+            first = node.input_tensors[0] is inputs[0]
+            if first and isinstance(node.operation, keras.layers.Masking):
+                points = [node.output_tensors[0], mask_of(node.output_tensors[0])]
     else:
-        names = [part.name for part in model.layers]
-        if layer not in names:
-            raise ValueError(f"`layer` must be one of {names}. Received: layer={layer!r}")
-        uses = [node for node in nodes if node.operation is model.get_layer(layer)]
+        uses = [node for node in nodes if node.operation.name == layer]
         if not uses:
-            raise ValueError(
-                f"`layer` must lead to the output of the model. Received: layer={layer!r}"
-            )
+            names = [part.name for part in model.layers]
+            raise ValueError(f"`layer` must be one of {names}. Received: layer={layer!r}")
         points = uses[0].input_tensors  # Keras lists the mask of a recurrent layer, too
-    floating = [k for k, part in enumerate(points) if tf.as_dtype(part.dtype).is_floating]
+    floating = [part for part in points if tf.as_dtype(part.dtype).is_floating]
     if len(floating) > 1:
         raise ValueError(f"The layer must have one input. Received: layer={layer!r}, {points}")
-    if not floating or points[floating[0]].sparse:
-        what = f"sparse {points[floating[0]].dtype}" if floating else points[0].dtype
+    if not floating or floating[0].sparse:
         raise ValueError(
             "Only dense floating point numbers can be perturbed. Received: "
-            f"layer={layer!r}, whose input is {what}. Name a `layer` after "
-            f"{'the one that takes them' if floating else 'the embedding'}."
+            f"layer={layer!r}, whose input is {points[0]}. Name a `layer` after the one that takes "
+            "them, such as an embedding."
         )
+    points = [*floating, *(part for part in points if part is not floating[0])]
     try:
+        # A sequential model that was never called has neither `input` nor `output`.
         one = isinstance(model, keras.Sequential)
+        front = keras.Model(inputs[0] if one else model.input, points)
         back = FromLayer(points, outputs[0] if one else model.output)
         if any(
             x._keras_history.operation in back.operations and x is not points[0] for x in inputs
@@ -350,10 +302,4 @@ def _split(model: Any, layer: str | None) -> tuple[keras.Model, keras.Model, int
             "Everything between the model's inputs and its output must pass through the input of "
             f"`layer`. Received: layer={layer!r}"
         ) from error
-    return keras.Model(_inputs_of(model), points), back, floating[0]
-
-
-def _inputs_of(model: keras.Model) -> Any:
-    """The symbolic inputs in the structure in which the model takes them."""
-    # A sequential model that was never called has no `input`.
-    return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    return front, back

@@ -7,7 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import check_bool, check_choice, check_integer
+from proxnet_tf.checks import check_bool
+
+_LISTS = ("encoders", "between", "decoders", "predictors")
 
 
 def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
@@ -29,15 +31,10 @@ def over_last_axes(mask: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.cast(mask, tf.bool), tf.concat([tf.shape(mask), ones], 0))
 
 
-def average(tensors: Sequence[tf.Tensor], valid_only: bool = False) -> tf.Tensor:
-    """The mean of tensors of one shape, masked where all of them are.
+def average(tensors: Sequence[tf.Tensor], valid_only: bool) -> tf.Tensor:
+    """The mean of tensors of one shape, masked where all are, as `keras.layers.Average` has it.
 
-    It is `keras.layers.Average`, mask included: one tensor without a mask has nothing masked.
-
-    Args:
-        tensors: list of tensors.
-        valid_only: whether a tensor counts only where its mask is True; where none counts the mean
-            is 0.
+    With `valid_only` a tensor counts only where its mask is True; where none does the mean is 0.
     """
     masks = [mask_of(x) for x in tensors]
     dtype = keras.backend.result_type(*(x.dtype for x in tensors))
@@ -66,63 +63,11 @@ def apply(layer: keras.layers.Layer, x: tf.Tensor, **mode: Any) -> tf.Tensor:
     return with_mask(tf.identity(output), mask) if mask_of(output) is None else output
 
 
-class BuiltModel(keras.Model):
-    """A `keras.Model` whose variables are there before `fit` traces its first step.
-
-    TensorFlow traces a function twice if the first trace makes a variable: of the model, of its
-    optimizer or of a metric.
-    """
-
-    # Steps whose batches are (x, y, sample_weight); one of a user's own may take others.
-    _known_steps: tuple[Any, ...] = (keras.Model.train_step,)
-    train_function: Any
-
-    def make_train_function(self, force: bool = False) -> Any:
-        """As in `keras.Model`; `fit` and `train_on_batch` call it first."""
-        before = self.train_function
-        super().make_train_function(force)
-        step = self.train_function
-        known = type(self).train_step in self._known_steps
-        if step is not before and not self.run_eagerly and known:
-
-            def first(batches: Any) -> Any:
-                self.train_function = step
-                if isinstance(batches, tf.data.Iterator):
-                    self._make_variables(batches.element_spec)
-                return step(batches)
-
-            self.train_function = first
-        return self.train_function
-
-    def _make_variables(self, batch: Any) -> None:
-        """Builds the model, its optimizer and its metrics for batches of this `TypeSpec`."""
-        if not all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(batch)):
-            return
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        symbols = tf.nest.map_structure(lambda part: keras.KerasTensor(part.shape, part.dtype), x)
-        if not self.built:
-            self.build(tf.nest.map_structure(lambda part: tuple(part.shape), symbols))
-        outputs = self.compute_output_spec(symbols)
-        if not self.optimizer.built:
-            self.optimizer.build(self.trainable_variables)
-        if y is not None:
-            y_pred = keras.tree.map_structure(lambda z: tf.TensorSpec(z.shape, z.dtype), outputs)
-            # The trace makes the variables, and updates none.
-            tf.function(self.compute_metrics).get_concrete_function(x, y, y_pred, sample_weight)
-
-
-class MultiviewModel(BuiltModel):
+class MultiviewModel(keras.Model):
     """An encoder and a predictor per view; the prediction averages the logits or takes one view's.
 
     With a view index every view has its loss: in training `call` returns the logits of all views,
     and `compute_loss` takes the mean of their losses.
-
-    Args:
-        encoders: a layer or model per view.
-        predictors: a layer or model per view.
-        predict_with: "average" or the index of a view.
-        nan_is_missing: whether a NaN in a view marks it as missing.
-        **kwargs: `name`, `dtype` of a Keras model.
     """
 
     def __init__(
@@ -136,43 +81,24 @@ class MultiviewModel(BuiltModel):
         super().__init__(**kwargs)
         self.encoders = check_layers("encoders", encoders)
         self.predictors = check_layers("predictors", predictors, len(self.encoders))
-        if isinstance(predict_with, str):
-            check_choice("predict_with", predict_with, ("average",))
-        else:
-            predict_with = check_integer("predict_with", predict_with, at_least=0)
-            if predict_with >= len(self.encoders):
-                raise ValueError(
-                    f"`predict_with` must be 'average' or the index of one of the "
-                    f"{len(self.encoders)} views. Received: predict_with={predict_with}"
-                )
-        self.predict_with: Any = predict_with
+        if predict_with != "average" and predict_with not in range(len(self.encoders)):
+            raise ValueError(
+                f"`predict_with` must be 'average' or the index of one of the "
+                f"{len(self.encoders)} views. Received: predict_with={predict_with!r}"
+            )
+        self.predict_with: Any = predict_with if predict_with == "average" else int(predict_with)
         self.nan_is_missing = check_bool("nan_is_missing", nan_is_missing)
         self.supports_masking = True
 
     def build(self, input_shape: Any) -> None:
-        shapes = keras.tree.map_shape_structure(lambda shape: (None, *shape[1:]), input_shape)
+        views = keras.tree.map_shape_structure(
+            lambda shape: keras.KerasTensor((None, *shape[1:]), self.compute_dtype), input_shape
+        )
+        self._check_views(views)
         # First by themselves: what is frozen and built in a call of the whole can never train.
-        self._symbolic_codes(shapes)
-        self.compute_output_shape(shapes)
+        self._code_shapes = [f(x).shape for f, x in zip(self.encoders, views, strict=True)]
+        self.compute_output_spec(views)
         self.built = True
-
-    def _symbols(self, shapes: Any) -> Any:
-        def symbol(shape: Any) -> keras.KerasTensor:
-            return keras.KerasTensor(tuple(shape), dtype=self.compute_dtype)
-
-        return keras.tree.map_shape_structure(symbol, shapes)
-
-    def _symbolic_codes(self, shapes: Any) -> list[keras.KerasTensor]:
-        symbols = self._symbols(shapes)
-        self._check_views(symbols)
-        return [encoder(x) for encoder, x in zip(self.encoders, symbols, strict=True)]
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return self.compute_output_spec(self._symbols(input_shape)).shape
-
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        # By `call`, which makes the variables of every part, as in a model without `build`.
-        return super(keras.layers.Layer, self).compute_output_spec(*args, **kwargs)
 
     def encode(self, inputs: Any) -> list[tf.Tensor]:
         """The codes of a list of views, a list of tensors: what the encoders make of them.
@@ -231,22 +157,13 @@ class MultiviewModel(BuiltModel):
         """None: `call` gives the outputs their masks."""
 
     def compute_loss(
-        self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = True,
-    ) -> tf.Tensor:
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+    ) -> Any:
         """The compiled loss; with a view index in training, the mean of those of all views."""
-        views = y_pred if isinstance(y_pred, list) else [y_pred]
-        losses = [
-            super(MultiviewModel, self).compute_loss(
-                x=x, y=y, y_pred=logits, sample_weight=sample_weight, training=training
-            )
-            for logits in views
-        ]
-        return losses[0] if len(losses) == 1 else tf.add_n(losses) / len(losses)
+        loss = super().compute_loss
+        if isinstance(y_pred, list):
+            return tf.add_n([loss(x, y, logits, sample_weight) for logits in y_pred]) / len(y_pred)
+        return loss(x, y, y_pred, sample_weight)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict:
         """The compiled metrics, of the prediction."""
@@ -257,22 +174,18 @@ class MultiviewModel(BuiltModel):
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "encoders": serialized(self.encoders),
-            "predictors": serialized(self.predictors),
+            **{n: _serialized(getattr(self, n)) for n in _LISTS if hasattr(self, n)},
             "predict_with": self.predict_with,
             "nan_is_missing": self.nan_is_missing,
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        config = dict(config)
-        for name in ("encoders", "between", "decoders", "predictors"):
-            if name in config:
-                config[name] = _deserialized(config[name], custom_objects)
-        return cls(**config)
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        lists = {name: _deserialized(config[name]) for name in _LISTS if name in config}
+        return cls(**config | lists)
 
 
-def serialized(layers: Sequence[keras.layers.Layer]) -> list[Any]:
+def _serialized(layers: Sequence[keras.layers.Layer]) -> list[Any]:
     """Configs of layers; for a layer that came before, its place, so that it stays shared."""
     first = [next(i for i, one in enumerate(layers) if one is layer) for layer in layers]
     return [
@@ -281,14 +194,11 @@ def serialized(layers: Sequence[keras.layers.Layer]) -> list[Any]:
     ]
 
 
-def _deserialized(configs: Sequence[Any], custom_objects: Any) -> list[Any]:
+def _deserialized(configs: Sequence[Any]) -> list[Any]:
     layers: list[Any] = []
     for config in configs:
-        layers.append(
-            layers[config]
-            if isinstance(config, int)
-            else keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
-        )
+        shared = isinstance(config, int)
+        layers.append(layers[config] if shared else keras.saving.deserialize_keras_object(config))
     return layers
 
 

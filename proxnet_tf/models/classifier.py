@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from proxnet_tf.models.base import MultiviewModel, serialized
+from proxnet_tf.models.base import MultiviewModel
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -102,6 +102,3 @@ class MultiviewClassifier(MultiviewModel):
                     f"many as it gets. Received from the layer {layer.name!r}: {codes!r}"
                 )
         return self._logits(codes, training)
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "between": serialized(self.between)}

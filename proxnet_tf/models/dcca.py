@@ -1,6 +1,5 @@
 """DCCA and DCCAE: codes that correlate first, then a classifier on the fixed codes."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ from proxnet_tf.models.base import (
     check_layers,
     mask_of,
     over_last_axes,
-    serialized,
     with_mask,
 )
 from proxnet_tf.models.linear_cca import LinearCCA
@@ -104,8 +102,8 @@ class DCCA(MultiviewModel):
         self.num_components = num_components
         self.epsilon = check_number("epsilon", epsilon, at_least=0.0)
         self.concatenate_inputs = check_bool("concatenate_inputs", concatenate_inputs)
-        self.decoders: list[keras.layers.Layer] = []
-        self._first_stage = FirstStage(self.encoders)
+        self._first_stage = FirstStage()
+        self._first_stage.add(self.encoders)
         flag = dict(shape=(), initializer="zeros", trainable=False)
         self.pretrained = self.add_weight(name="pretrained", **flag)
         self.projected = self.add_weight(name="projected", **flag)
@@ -113,11 +111,10 @@ class DCCA(MultiviewModel):
     def build(self, input_shape: Any) -> None:
         with self._first_stage.training():  # so that their variables can train
             super().build(input_shape)
-        self._view_shapes = [(None, *shape[1:]) for shape in input_shape]
         if len(self.encoders) > 2:
             return
         dtype = at_least_float32(self.variable_dtype).name
-        widths = [code.shape[-1] for code in self._symbolic_codes(self._view_shapes)]
+        widths = [shape[-1] for shape in self._code_shapes]
         k = self.num_components or min(widths)
 
         def add(name: str, *shape: int) -> keras.Variable:
@@ -138,13 +135,12 @@ class DCCA(MultiviewModel):
         return self._logits(features, training)
 
     def pretrain(
-        self, x: Any, y: Any = None, *, optimizer: Any = "adam", **fit_arguments: Any
+        self, x: Any, *, optimizer: Any = "adam", **fit_arguments: Any
     ) -> keras.callbacks.History:
         """Trains the encoders on the correlation objective; returns the History.
 
         Args:
             x: list of J views, or what else `fit` takes with batches `(views,)` or `(views, y)`.
-            y: ignored; there for interfaces that always pass a target.
             optimizer: a Keras optimizer or its name.
             **fit_arguments: `epochs`, `batch_size`, `validation_data=(views,)`, `callbacks`,
                 `verbose` and so on, as in `fit`. Sample weights and class weights are refused,
@@ -157,12 +153,11 @@ class DCCA(MultiviewModel):
         of its objective): means over the batches, weighted by their rows. A batch with fewer than
         two rows has no correlation and does not count in `correlation_loss`.
         """
-        refused = {"sample_weight", "class_weight"} & fit_arguments.keys()
-        if refused:
-            raise ValueError(UNWEIGHTED.format(" and ".join(sorted(refused))))
+        if {"sample_weight", "class_weight"} & fit_arguments.keys():  # Keras drops them without y
+            raise ValueError(UNWEIGHTED)
         stage = Pretraining(self)
         with self._first_stage.training():
-            stage.compile(optimizer)
+            stage.compile(optimizer, run_eagerly=self.run_eagerly)
             history = stage.fit(x, **fit_arguments)
         self.pretrained.assign(1.0)
         self.projected.assign(0.0)  # the codes have changed
@@ -194,17 +189,11 @@ class DCCA(MultiviewModel):
             ValueError: more than two views, fewer than two rows without a missing view, or codes
                 that are not finite.
         """
-        if len(self.encoders) > 2:
+        if not hasattr(self, "vectors"):
             raise ValueError(
-                f"`fit_projections` needs a model of two views. Received: {len(self.encoders)}"
+                "`fit_projections` needs a model of two views that is built: call "
+                f"`pretrain(views)` before. Received: one of {len(self.encoders)} views."
             )
-        if not self.built:
-            raise ValueError(
-                f"{type(self).__name__} has no weights yet: call `pretrain(views)` before "
-                "`fit_projections`."
-            )
-        if isinstance(x, list | tuple) and not all(len(view) for view in x):
-            raise ValueError("`fit_projections` needs at least 2 rows. Received: none")
         *codes, complete = Pretraining(self).predict(x, **{"verbose": 0, **predict_arguments})
         cca = LinearCCA(self.vectors[0].shape[1], ridge=self.epsilon)
         cca.fit(*(code[complete] for code in codes))
@@ -228,14 +217,12 @@ class DCCA(MultiviewModel):
         Raises:
             ValueError: an index that is not one of a view; `project` before `fit_projections`.
         """
-        index = check_integer("index", index, at_least=0)
-        if index > 1:
-            raise ValueError(f"`index` must be that of one of the 2 views. Received: index={index}")
+        if index not in (0, 1):
+            raise ValueError(f"`index` must be 0 or 1. Received: index={index!r}")
         fitted = tf.convert_to_tensor(self.projected) > 0
         if not self.built or (tf.executing_eagerly() and not bool(fitted)):
             raise ValueError("`project` has no maps: call `fit_projections(views)` before.")
-        x = tf.convert_to_tensor(view) if not hasattr(view, "dtype") else view
-        code, _ = self._code(self.encoders[index], x, training=False)
+        code, _ = self._code(self.encoders[index], tf.convert_to_tensor(view), training=False)
         mean, vectors = (tf.convert_to_tensor(w[index]) for w in (self.means, self.vectors))
         variates = tf.tensordot(tf.cast(code, mean.dtype) - mean, vectors, axes=1)
         mask = mask_of(code)
@@ -243,28 +230,6 @@ class DCCA(MultiviewModel):
             fitted &= over_last_axes(mask, variates)
         variates = tf.where(fitted, variates, tf.cast(float("nan"), variates.dtype))
         return with_mask(tf.cast(variates, self.compute_dtype), mask)
-
-    def export_projections(self, filepath: Any) -> None:
-        """Writes a SavedModel with an endpoint for each view, `project_0` and `project_1`.
-
-        A process without this package loads it by `tf.saved_model.load(filepath)`, and
-        `loaded.project_1(rows)` is then what `project(rows, 1)` is here, for any number of rows.
-
-        Args:
-            filepath: the folder to write.
-
-        Raises:
-            ValueError: before `fit_projections`.
-        """
-        if not bool(tf.convert_to_tensor(self.projected) > 0):
-            raise ValueError("`export_projections` needs `fit_projections(views)` before.")
-        archive = keras.export.ExportArchive()
-        archive.track(self)
-        for index, shape in enumerate(self._view_shapes):
-            signature = [tf.TensorSpec(shape, self.input_dtype)]
-            endpoint = functools.partial(self.project, index=index)
-            archive.add_endpoint(f"project_{index}", endpoint, input_signature=signature)
-        archive.write_out(filepath, verbose=False)
 
     def get_config(self) -> dict[str, Any]:
         with self._first_stage.training():  # as the layers were given
@@ -328,20 +293,14 @@ class DCCAE(DCCA):
 
     def build(self, input_shape: Any) -> None:
         super().build(input_shape)
-        codes = self._symbolic_codes(self._view_shapes)
+        codes = [keras.KerasTensor(shape, self.compute_dtype) for shape in self._code_shapes]
         with self._first_stage.training():
             decoded = [g(code).shape for g, code in zip(self.decoders, codes, strict=True)]
-        for shape, view in zip(decoded, self._view_shapes, strict=True):
-            if shape[1:] != view[1:]:
+        for shape, view in zip(decoded, input_shape, strict=True):
+            if shape[1:] != tuple(view[1:]):
                 raise ValueError(
                     f"A decoder must return the shape of its view, {view}. Received: {shape}"
                 )
 
     def get_config(self) -> dict[str, Any]:
-        with self._first_stage.training():
-            decoders = serialized(self.decoders)
-        return {
-            **super().get_config(),
-            "decoders": decoders,
-            "reconstruction_weight": self.reconstruction_weight,
-        }
+        return {**super().get_config(), "reconstruction_weight": self.reconstruction_weight}

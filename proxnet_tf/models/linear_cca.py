@@ -47,11 +47,10 @@ class LinearCCA:
     >>> rng = np.random.default_rng(0)
     >>> s = rng.normal(size=(500, 2))
     >>> x, y = s @ rng.normal(size=(2, 4)), s @ rng.normal(size=(2, 3))
-    >>> cca = LinearCCA(2).fit(x[:400], y[:400])  # or fit([x, y])
+    >>> cca = LinearCCA(2).fit(x[:400], y[:400])
     >>> cca.correlations_.round(3)
     array([1., 1.])
-    >>> z, w = cca.transform(x[400:], y[400:])
-    >>> w = cca.project(y[400:], 1)  # the same, and the other view may be missing
+    >>> z, w = cca.project(x[400:], 0), cca.project(y[400:], 1)  # either works without the other
 
     Reference: Hotelling (1936); the paper's section 6.3 compares with it (Faruqui, Dyer, 2014).
     """
@@ -60,57 +59,42 @@ class LinearCCA:
         self.num_components = check_integer("num_components", num_components)
         self.ridge = check_number("ridge", ridge, at_least=0.0)
 
-    def fit(self, x: Any, y: Any = None) -> LinearCCA:
+    def fit(self, x: Any, y: Any) -> LinearCCA:
         """Fits the weights to the rows of two views, `(n, d1)` and `(n, d2)`; returns itself.
 
         Args:
-            x: the first view, or a list of both.
+            x: the first view.
             y: the second view.
         """
-        x, y = _pair(x, y)
         x, y = _matrix("x", x), _matrix("y", y)
         if len(x) != len(y) or len(x) < 2:
             raise ValueError(
                 "LinearCCA needs the same number of rows in both views, at least 2. Received: "
                 f"x.shape={x.shape}, y.shape={y.shape}"
             )
-        if self.num_components > min(x.shape[1], y.shape[1]):
+        k = self.num_components
+        if k > min(x.shape[1], y.shape[1]):
             raise ValueError(
                 f"`num_components` must be at most min(d1, d2) = {min(x.shape[1], y.shape[1])} for "
-                f"views of the widths {x.shape[1]} and {y.shape[1]}. Received: "
-                f"num_components={self.num_components}"
+                f"views of the widths {x.shape[1]} and {y.shape[1]}. Received: num_components={k}"
             )
         left, right = _View(x, self.ridge), _View(y, self.ridge)
         between = left.rows.T @ right.rows / (len(x) - 1)
         u, sigma, vt = np.linalg.svd(left.whitening @ between @ right.whitening)
-        k = self.num_components
         correlations = np.where(sigma[:k] > 1e-12, sigma[:k], 0.0)
         used = correlations > 0
-        weights = [
-            np.where(used, view.weights(turn[:, :k]), 0.0)
-            for view, turn in ((left, u), (right, vt.T))
-        ]
+        pairs = (left, u), (right, vt.T)
+        weights = [np.where(used, view.weights(turn[:, :k]), 0.0) for view, turn in pairs]
         largest = np.abs(weights[0]).argmax(0)
         sign = np.where(weights[0][largest, np.arange(k)] < 0, -1.0, 1.0)
-        self.means_ = left.mean, right.mean
-        self.correlations_ = correlations
+        self.means_, self.correlations_ = (left.mean, right.mean), correlations
         self.weights_ = weights[0] * sign, weights[1] * sign
         return self
-
-    def transform(self, x: Any, y: Any = None) -> tuple[np.ndarray, np.ndarray]:
-        """The canonical variates of both views, (x - mean) U `(n, k)` and (y - mean) V `(n, k)`.
-
-        Args:
-            x: the first view, or a list of both.
-            y: the second view.
-        """
-        x, y = _pair(x, y)
-        return self._projected(x, 0, "x"), self._projected(y, 1, "y")
 
     def project(self, view: Any, index: int) -> np.ndarray:
         """The canonical variates of one view, (view - mean) W, `(n, k)`, without the other.
 
-        It is what `transform` gives of that view, with the weights W = `weights_[index]`.
+        W is `weights_[index]`, and the mean `means_[index]`.
 
         Args:
             view: rows of one view, `(n, d)`.
@@ -119,18 +103,15 @@ class LinearCCA:
         Raises:
             ValueError: another index, use before `fit`, and another width than that fitted.
         """
-        if check_integer("index", index, at_least=0) > 1:
-            raise ValueError(f"`index` must be 0 or 1. Received: index={index}")
-        return self._projected(view, int(index), "view")
-
-    def _projected(self, view: Any, index: int, name: str) -> np.ndarray:
+        if index not in (0, 1):
+            raise ValueError(f"`index` must be 0 or 1. Received: index={index!r}")
         if not hasattr(self, "weights_"):
             raise ValueError("LinearCCA is not fitted: call `fit(x, y)` before it projects.")
-        view, mean = _matrix(name, view), self.means_[index]
+        view, mean = _matrix("view", view), self.means_[index]
         if view.shape[1] != len(mean):
             raise ValueError(
-                f"`{name}` must have the {len(mean)} columns that LinearCCA was fitted with. "
-                f"Received: {name}.shape={view.shape}"
+                f"`view` must have the {len(mean)} columns that LinearCCA was fitted with. "
+                f"Received: view.shape={view.shape}"
             )
         return (view - mean) @ self.weights_[index]
 
@@ -139,26 +120,19 @@ class _View:
     """One view with every column c_j = sqrt(s_j^2 + r) times smaller, s_j its deviation."""
 
     def __init__(self, rows: np.ndarray, ridge: float):
-        largest = np.abs(rows).max(0)
-        unit = np.where(largest > 0, largest, 1.0)
-        share = rows / unit  # in [-1, 1]: its squares neither overflow nor vanish
-        middle = share.mean(0)
-        self.mean = middle * unit
-        share = share - middle
-        deviation = np.sqrt((share**2).sum(0) / (len(rows) - 1))
-        varies = deviation > _ROUNDING
-        share = np.where(varies, share, 0.0)
-        scale = np.where(varies, np.hypot(deviation * unit, np.sqrt(ridge)), 1.0)
-        self.rows = share * (unit / scale)
+        self.mean = rows.mean(0)
+        deviation = rows.std(0, ddof=1)
+        varies = deviation > _ROUNDING * np.abs(rows).max(0)
+        self.scale = np.where(varies, np.hypot(deviation, np.sqrt(ridge)), 1.0)
+        self.rows = np.where(varies, rows - self.mean, 0.0) / self.scale
         within = self.rows.T @ self.rows / (len(rows) - 1)
-        within[np.diag_indices_from(within)] += np.where(varies, np.sqrt(ridge) / scale, 0.0) ** 2
+        within[np.diag_indices_from(within)] += np.where(varies, ridge / self.scale**2, 0.0)
         values, vectors = np.linalg.eigh(within)
         kept = values > _RANK_THRESHOLD * max(values[-1], np.finfo(float).tiny)
         root = np.where(kept, 1.0 / np.sqrt(np.where(kept, values, 1.0)), 0.0)
         self.whitening = (vectors * root) @ vectors.T
         # The directions in which no row varies, in the units of the view.
-        self.still = np.linalg.qr(vectors[:, ~kept] / scale[:, None])[0]
-        self.scale = scale
+        self.still = np.linalg.qr(vectors[:, ~kept] / self.scale[:, None])[0]
 
     def weights(self, turn: np.ndarray) -> np.ndarray:
         """Weights in the row space of the view, for directions in its whitened columns."""
@@ -166,18 +140,7 @@ class _View:
         return found - self.still @ (self.still.T @ found)
 
 
-def _pair(x: Any, y: Any) -> tuple[Any, Any]:
-    """Two views from `(x, y)`, or from a list of both in the place of x."""
-    if y is None and isinstance(x, list | tuple):
-        if len(x) != 2:
-            raise ValueError(f"LinearCCA takes two views. Received: a list of {len(x)}")
-        x, y = x
-    return x, y
-
-
 def _matrix(name: str, view: Any) -> np.ndarray:
-    if view is None:
-        raise ValueError(f"`{name}` is missing: LinearCCA takes two views. Received: {name}=None")
     view = real_array(f"`{name}`", view)
     if view.ndim != 2 or not view.size or not np.isfinite(view).all():
         what = "a value that is not finite" if view.ndim == 2 and view.size else "another shape"

@@ -11,14 +11,15 @@ import tensorflow as tf
 
 from proxnet_tf.checks import at_least_float32
 from proxnet_tf.losses import cca_loss, gcca_loss
-from proxnet_tf.models.base import BuiltModel, apply, mask_of, over_last_axes
+from proxnet_tf.models.base import apply, mask_of
 
 UNWEIGHTED = (
-    "The correlation belongs to the batch and cannot weight its rows; leave {} out of `pretrain`."
+    "The correlation belongs to the batch and cannot weight its rows; leave the weights (of "
+    "samples, classes, the third part of a batch) out of `pretrain`."
 )
 
 
-class Pretraining(BuiltModel):
+class Pretraining(keras.Model):
     """The first stage of a DCCA or DCCAE as a model without targets, which shares their layers.
 
     It returns the codes, and which of their rows lack no view.
@@ -28,7 +29,7 @@ class Pretraining(BuiltModel):
         super().__init__(name="pretraining", dtype=model.dtype_policy)
         # Weak, so that Keras does not take the predictors for a part of this stage.
         self.owner: Any = weakref.ref(model)
-        self.encoders, self.decoders = model.encoders, model.decoders
+        self.encoders, self.decoders = model.encoders, getattr(model, "decoders", [])
         self.supports_jit = False
         self.built = model.built
         self.correlation_tracker = keras.metrics.Mean(name="correlation_loss")
@@ -43,17 +44,10 @@ class Pretraining(BuiltModel):
         self.owner().pretrained.assign(1.0)
         self.owner().save(*args, **kwargs)
 
-    def compute_loss(
-        self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = True,
-    ) -> Any:
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         if sample_weight is not None:
-            raise ValueError(UNWEIGHTED.format("the third part of a batch"))
-        return super().compute_loss(x, y, y_pred, None, training)
+            raise ValueError(UNWEIGHTED)
+        return super().compute_loss(x, y, y_pred)
 
     def call(self, inputs: Any) -> list[tf.Tensor]:
         model = self.owner()
@@ -79,12 +73,8 @@ class Pretraining(BuiltModel):
 
 def mean_square(difference: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     """Mean of the squares over the examples or steps that a mask leaves in, at least float32."""
-    difference = tf.cast(difference, at_least_float32(difference.dtype))
-    # Selected before the square: the gradient of NaN squared would be NaN at masked steps too.
-    kept = tf.where(over_last_axes(mask, difference), difference, tf.zeros_like(difference))
-    entries = tf.size(difference) // tf.maximum(tf.size(mask), 1)
-    count = tf.math.count_nonzero(mask, dtype=tf.int32) * entries
-    return tf.math.divide_no_nan(tf.reduce_sum(tf.square(kept)), tf.cast(count, kept.dtype))
+    kept = tf.boolean_mask(tf.cast(difference, at_least_float32(difference.dtype)), mask)
+    return tf.math.divide_no_nan(tf.reduce_sum(kept**2), tf.cast(tf.size(kept), kept.dtype))
 
 
 class FirstStage:
@@ -94,33 +84,32 @@ class FirstStage:
     of them train.
     """
 
-    def __init__(self, layers: Sequence[keras.layers.Layer]):
-        self.layers: list[tuple[keras.layers.Layer, set[str]]] = []
-        self.add(layers)
+    def __init__(self) -> None:
+        self.layers: list[keras.layers.Layer] = []
+        self.frozen: list[keras.layers.Layer] = []
 
     def add(self, layers: Sequence[keras.layers.Layer]) -> None:
         """Makes layers untrainable outside of `training`."""
-        given = any(layer.trainable for layer in layers)
-        for layer in layers:
-            parts = layer._flatten_layers()
-            frozen = {part.name for part in parts if given and not part.trainable}
-            self.layers.append((layer, frozen))
+        if any(layer.trainable for layer in layers):
+            self.frozen += [part for part in _parts(layers) if not part.trainable]
+        self.layers += layers
         for layer in layers:
             layer.trainable = False
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """The layers are trainable inside, as they were given."""
-        before = [
-            (part, part.trainable) for layer, _ in self.layers for part in layer._flatten_layers()
-        ]
-        for layer, frozen in self.layers:
+        before = [(part, part.trainable) for part in _parts(self.layers)]
+        for layer in self.layers:
             layer.trainable = True
-            for part in layer._flatten_layers():
-                if part.name in frozen:
-                    part.trainable = False
+        for part in self.frozen:
+            part.trainable = False
         try:
             yield
         finally:
             for part, trainable in before:
                 part.trainable = trainable
+
+
+def _parts(layers: Sequence[keras.layers.Layer]) -> list[keras.layers.Layer]:
+    return [part for layer in layers for part in layer._flatten_layers()]

@@ -21,7 +21,7 @@ class MultiviewHyperModel(ProxHyperModel):
 
     Every trial builds an encoder and a predictor per view and the model of the method around
     them, compiles it with Adam, sparse cross-entropy on logits and "accuracy", and trains it. The
-    search space is the paper's:
+    search space is the paper's, and `weight`:
 
         num_components         10 .. 50, the width d of the codes
         width, depth           {256, 512, 1024, 2048} and 1 .. 4, of the hidden ReLU layers
@@ -31,6 +31,7 @@ class MultiviewHyperModel(ProxHyperModel):
         lam_schedule           "linear" or "fixed" ("prox")
           alpha0, k            1e-3 .. 10 and 0.01 .. 1, log scale: lam = (1 + k t) alpha0
           lam                  {0.001, 0.01, 0.1, 1, 10}
+        weight                 {0, 0.01, 0.1, 1}, default 0.1 ("prox"); 0 is the paper's layer
         correlation_weight     1e-3 .. 10, log scale ("rrm")
         reconstruction_weight  1e-3 .. 10, log scale ("dccae")
 
@@ -62,7 +63,7 @@ class MultiviewHyperModel(ProxHyperModel):
 
     Objectives: "val_accuracy", "val_loss" and, with a proximal layer,
     `keras_tuner.Objective("val_correlation", "max")` (also "correlation", "correlation_before",
-    "residual", "iterations"). Another name ends the search after the first epoch.
+    "unsolved"; more with `monitor="all"`). Another name ends the search after the first epoch.
 
     A trial whose loss is not finite is marked failed at the end of that epoch and the search goes
     on; KerasTuner stops it after `max_consecutive_failed_trials` (default 3) of them in a row.
@@ -99,7 +100,7 @@ class MultiviewHyperModel(ProxHyperModel):
         name: str | None = None,
         **arguments: Any,
     ):
-        super().__init__(num_classes, name)
+        super().__init__(num_classes, encoder, name)
         ok = isinstance(view_shapes, list | tuple) and len(view_shapes) > 1
         if not ok or not all(isinstance(shape, list | tuple) for shape in view_shapes):
             raise ValueError(
@@ -111,12 +112,6 @@ class MultiviewHyperModel(ProxHyperModel):
             for j, shape in enumerate(view_shapes)
         ]
         self.method = check_choice("method", method, METHODS)
-        if encoder is not None and not callable(encoder):
-            raise ValueError(
-                "`encoder` must be a callable (hp, view_shape, num_components) that returns a "
-                f"Keras layer. Received: encoder={encoder!r}"
-            )
-        self.encoder = encoder
         self.pretrain_epochs = check_integer("pretrain_epochs", pretrain_epochs)
         self.arguments = arguments
         self._scheduled = method == "prox"
@@ -153,31 +148,31 @@ class MultiviewHyperModel(ProxHyperModel):
             regularizer = CCARegularizer if two else GCCARegularizer
             return [regularizer(**self._with(tuned, arguments))]
         tuned["lam"] = self.schedule(hp)(0)
+        tuned["weight"] = hp.Choice("weight", [0.0, 0.01, 0.1, 1.0], default=0.1)
         prox = ProxCCA if two else ProxGCCA
         return [prox(**self._with(tuned, {"monitor": True, **arguments}))]
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         """The compiled model of a trial."""
         views = range(len(self.view_shapes))
-        encoders = [self.build_encoder(hp, j) for j in views]
-        predictors = [self.build_predictor(hp, j) for j in views]
+        tuned: dict = {
+            "encoders": [self.build_encoder(hp, j) for j in views],
+            "predictors": [self.build_predictor(hp, j) for j in views],
+        }
         given = dict(self.arguments)
-        model: keras.Model
+        kind: Any = MultiviewClassifier
         if self.method in ("dcca", "dccae"):
-            tuned: dict = {} if len(views) == 2 else {"num_components": self.num_components(hp)}
-            if self.method == "dcca":
-                model = DCCA(encoders, predictors, **self._with(tuned, given))
-            else:
-                decoders = [self.build_decoder(hp, j) for j in views]
-                tuned["reconstruction_weight"] = _weight(hp, "reconstruction_weight")
-                model = DCCAE(encoders, decoders, predictors, **self._with(tuned, given))
-        elif self.method == "vanilla":
-            model = MultiviewClassifier(encoders, predictors, **given)
-        else:
-            of_model = [name for name in ("predict_with", "nan_is_missing") if name in given]
+            kind = DCCA if self.method == "dcca" else DCCAE
+            if len(views) > 2:
+                tuned["num_components"] = self.num_components(hp)
+        if self.method == "dccae":
+            tuned["decoders"] = [self.build_decoder(hp, j) for j in views]
+            tuned["reconstruction_weight"] = _weight(hp, "reconstruction_weight")
+        if self.method in ("rrm", "prox"):
+            of_model = {"predict_with", "nan_is_missing"} & given.keys()
             own = {name: given.pop(name) for name in of_model}
-            between = self.build_between(hp, **given)
-            model = MultiviewClassifier(encoders, predictors, between, **own)
+            tuned["between"], given = self.build_between(hp, **given), own
+        model = kind(**self._with(tuned, given))
         model.build([(None, *shape) for shape in self.view_shapes])
         return self._compiled(hp, model)
 

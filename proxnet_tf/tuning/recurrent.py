@@ -55,23 +55,17 @@ class ProxLSTMHyperModel(ProxHyperModel):
         name: str | None = None,
         **layer_arguments: Any,
     ):
-        super().__init__(num_classes, name)
+        super().__init__(num_classes, encoder, name)
         if not isinstance(input_shape, list | tuple) or len(input_shape) != 2:
             raise ValueError(
                 "`input_shape` must be (timesteps, features). Received: "
                 f"input_shape={input_shape!r}"
-            )
-        if encoder is not None and not callable(encoder):
-            raise ValueError(
-                "`encoder` must be a callable (hp, input_shape) that returns a Keras layer. "
-                f"Received: encoder={encoder!r}"
             )
         steps, features = input_shape
         self.input_shape = (
             None if steps is None else check_integer("input_shape[0]", steps),
             check_integer("input_shape[1]", features),
         )
-        self.encoder = encoder
         self.layer_arguments = layer_arguments
 
     def build_encoder(self, hp: keras_tuner.HyperParameters) -> keras.layers.Layer:

@@ -39,7 +39,6 @@ def metric():
 
 CALLS = {
     "LinearCCA.fit": lambda: LinearCCA(1).fit(LEFT + 0j, RIGHT),
-    "LinearCCA.fit, a list": lambda: LinearCCA(1).fit([LEFT, RIGHT + 0j]),
     "LinearCCA.fit, nested numbers": lambda: LinearCCA(1).fit((LEFT + 0j).tolist(), RIGHT),
     "LinearCCA.project": lambda: fitted().project(LEFT + 0j, 0),
     "metric": lambda: metric().update_state(None, ROWS + 0j),

@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 
-from proxnet_tf import AdversarialModel
 from tests.helpers.layer_checks import (
     assert_finite,
     assert_same,
@@ -28,8 +27,7 @@ def compiled(case, dtype="float32", **options):
 
 
 def compile_again(model, **options):
-    logits = not isinstance(model, AdversarialModel) or model.from_logits
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=logits)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"], **options)
 
 
@@ -73,11 +71,6 @@ def test_outputs_and_shapes(fitted):
     assert_same(model.predict(case.inputs, verbose=0), output)
     spec = model(symbolic(case.inputs))  # as a part of another model
     assert spec.shape == (None, *output.shape[1:]) and spec.dtype == output.dtype
-    single = not isinstance(case.inputs, list)
-    shape = case.inputs.shape if single else [x.shape for x in case.inputs]
-    assert tuple(model.compute_output_shape(shape)) == output.shape
-    one = case.inputs[:1] if single else [x[:1] for x in case.inputs]
-    assert model(one).shape == (1, *output.shape[1:])
 
 
 def test_files_and_copies(fitted, tmp_path):
@@ -161,12 +154,9 @@ def test_paths_are_unique(fitted):
     model.get_state_tree()
 
 
-@pytest.mark.parametrize(
-    "dtype", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
-)
 @pytest.mark.parametrize("name", MODELS)
-def test_mixed_precision(name, dtype):
-    case = MODELS[name]
+def test_mixed_precision(name):
+    case, dtype = MODELS[name], "mixed_float16"
     model, history = trained(case, dtype, run_eagerly=True)
     assert_finite([history["loss"], *model.weights])
     assert {w.dtype for w in model.weights if "float" in w.dtype} == {"float32"}

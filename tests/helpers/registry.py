@@ -628,30 +628,27 @@ def _dccae(**more):
     )
 
 
-def _adversarial(method):
-    def make(**more):
-        inner = keras.Sequential(
-            [
-                keras.Input((STEPS, FEATURES)),
-                keras.layers.Masking(**more),
-                keras.layers.SimpleRNN(UNITS, name="recurrent", **more),
-                Dense(2, "softmax" if method == "adversarial" else None, **more),
-            ]
-        )
-        return AdversarialModel(
-            inner,
-            layer="recurrent",
-            method=method,
-            epsilon=0.1,
-            weight=0.5,
-            power_iterations=2,
-            step=0.2,
-            from_logits=method == "virtual",
-            seed=3,
-            **more,
-        )
-
-    return make
+def _adversarial(**more):
+    inner = keras.Sequential(
+        [
+            keras.Input((STEPS, FEATURES)),
+            keras.layers.Masking(**more),
+            keras.layers.SimpleRNN(UNITS, name="recurrent", **more),
+            Dense(2, **more),
+        ]
+    )
+    return AdversarialModel(
+        inner,
+        layer="recurrent",
+        method="virtual",
+        epsilon=0.1,
+        weight=0.5,
+        power_iterations=2,
+        step=0.2,
+        from_logits=True,
+        seed=3,
+        **more,
+    )
 
 
 _TWO = VIEWS[:2]
@@ -675,12 +672,6 @@ MODELS = {
         VIEWS,
         _CLASSES,
     ),
-    "MultiviewClassifier, rrm": Model(
-        _classifier(lambda **k: CCARegularizer(0.2, num_components=2, epsilon=0.1, **k)),
-        _TWO,
-        _CLASSES,
-    ),
-    "MultiviewClassifier, vanilla": Model(_classifier(), _TWO, _CLASSES),
     "DCCA": Model(
         lambda **k: DCCA(
             *_parts(**k),
@@ -696,6 +687,5 @@ MODELS = {
         pretrained=True,
     ),
     "DCCAE": Model(_dccae, _TWO, _CLASSES, pretrained=True),
-    "AdversarialModel": Model(_adversarial("adversarial"), SEQUENCES, np.arange(BATCH) % 2),
-    "AdversarialModel, virtual": Model(_adversarial("virtual"), SEQUENCES, np.arange(BATCH) % 2),
+    "AdversarialModel": Model(_adversarial, SEQUENCES, np.arange(BATCH) % 2),
 }

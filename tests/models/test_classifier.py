@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras.layers import Dense
 
 from proxnet_tf import (
@@ -18,7 +17,6 @@ from proxnet_tf import (
 )
 from tests.helpers.layer_checks import assert_same
 from tests.helpers.multiview_models import (
-    MODELS,
     encoders,
     entropy,
     make_data,
@@ -26,8 +24,7 @@ from tests.helpers.multiview_models import (
     train,
     training_loss,
 )
-
-pytestmark = pytest.mark.usefixtures("eager_fit")
+from tests.helpers.registry import PLAIN
 
 
 @pytest.fixture(autouse=True)
@@ -35,37 +32,16 @@ def seeded():
     keras.utils.set_random_seed(0)
 
 
-def test_exported_model_predicts_the_same(tmp_path):
-    views, labels = make_data()
-    model = MODELS["prox"]()
-    train(model, views, labels)
-    model.export(tmp_path / "saved_model")
-    artifact = tf.saved_model.load(tmp_path / "saved_model")
-    assert_same(artifact.serve(tuple(views)), model.predict(views, verbose=0), 1e-5)
-
-
-def test_prediction_is_the_average_of_the_logits_or_one_views():
-    views, _ = make_data()
-    for between in (None, CCARegularizer(), [ProxCCA()]):
-        model = MultiviewClassifier(encoders(), predictors(), between)
-        average = model(views)
-        logits = [p(f) for p, f in zip(model.predictors, model.encode(views), strict=True)]
-        assert_same(average, (logits[0] + logits[1]) / 2, 1e-6)
-        parts = model.encoders, model.predictors, model.between
-        single = MultiviewClassifier(*parts, predict_with=1)
-        assert_same(single(views), logits[1], 1e-6)
-
-
 @pytest.mark.parametrize("views", [2, 3])
 def test_layers_act_between_encoders_and_predictors_in_their_order(views, tmp_path):
     data, labels = make_data(views=views)
     kind = ProxCCA if views == 2 else ProxGCCA
-    layers = [kind(2, lam=0.3, name="first"), kind(2, lam=3.0, name="second")]
+    layers = [kind(2, lam=0.3, name="first", **PLAIN), kind(2, lam=3.0, name="second", **PLAIN)]
     model = MultiviewClassifier(encoders(views), predictors(views), layers)
     codes = model.encode(data)
     moved = codes
     for lam in (0.3, 3.0):
-        moved = kind(2, lam=lam)(moved, training=True)
+        moved = kind(2, lam=lam, **PLAIN)(moved, training=True)
     assert not np.allclose(moved[0], codes[0], atol=1e-2)
     logits = [p(f) for p, f in zip(model.predictors, moved, strict=True)]
     assert_same(model(data, training=True), sum(logits) / views, 1e-5)
@@ -112,7 +88,7 @@ def test_a_layer_of_ones_own_and_one_that_acts_twice(tmp_path):
 
 def test_correlation_terms_are_added_to_the_loss():
     views, labels = make_data()
-    for weight, more in ((0.7, []), (0.2, [ProxCCA(epsilon=1e-2)])):
+    for weight, more in ((0.7, []), (0.2, [ProxCCA(epsilon=1e-2, **PLAIN)])):
         between = [CCARegularizer(weight, epsilon=1e-2), *more]
         model = MultiviewClassifier(encoders(), predictors(), between)
         data_loss = entropy()(labels, model(views, training=True))
@@ -150,7 +126,7 @@ def test_rows_of_weight_zero_feed_only_the_correlation():
     weights = np.zeros(120, "float32")
     weights[:30] = 4.0
     wrong = np.where(weights > 0, labels, 1 - labels)
-    for layer in (CCARegularizer(), ProxCCA()):
+    for layer in (CCARegularizer(), ProxCCA(**PLAIN)):
         model = MultiviewClassifier(encoders(), predictors(), layer)
         wanted = entropy()(labels[:30], model(views, training=True)[:30])
         if isinstance(layer, CCARegularizer):
@@ -161,8 +137,8 @@ def test_rows_of_weight_zero_feed_only_the_correlation():
 
 def test_lambda_schedule_drives_the_layer_in_the_model():
     views, labels = make_data()
-    model = MultiviewClassifier(encoders(), predictors(), ProxCCA(lam=0.5, monitor=True))
-    model.compile("adam", entropy())
+    model = MultiviewClassifier(encoders(), predictors(), ProxCCA(lam=0.5, monitor=True, **PLAIN))
+    model.compile("adam", entropy(), run_eagerly=True)
     history = model.fit(
         views, labels, epochs=2, verbose=0, callbacks=[LambdaSchedule(lambda t: 2.0 + t)]
     ).history
@@ -177,6 +153,6 @@ def test_sequences_with_a_mask_reach_the_layer():
     for view in views:
         view[:, 3:] = 0.0
     layers = [keras.Sequential([keras.layers.Masking(), Dense(2)]) for _ in views]
-    model = MultiviewClassifier(layers, predictors(), ProxCCA(lam=0.2))
+    model = MultiviewClassifier(layers, predictors(), ProxCCA(lam=0.2, **PLAIN))
     shorter = model([view[:, :3] for view in views], training=True)
     assert_same(model(views, training=True)[:, :3], shorter, 1e-5)

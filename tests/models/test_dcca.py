@@ -1,9 +1,5 @@
 """DCCA and DCCAE: their two stages, and the canonical variates of one view at a time."""
 
-import os
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -11,7 +7,7 @@ import scipy.linalg
 import tensorflow as tf
 from keras.layers import Dense
 
-from proxnet_tf import DCCA, DCCAE, CanonicalCorrelation, LinearCCA, RecallAtK, cca_loss, gcca_loss
+from proxnet_tf import DCCA, DCCAE, CanonicalCorrelation, LinearCCA, cca_loss, gcca_loss
 from tests.helpers.layer_checks import policy
 from tests.helpers.multiview_models import (
     CODES,
@@ -24,7 +20,6 @@ from tests.helpers.multiview_models import (
     predictors,
 )
 
-pytestmark = pytest.mark.usefixtures("eager_fit")
 EPSILON = 0.01
 
 
@@ -33,16 +28,21 @@ def seeded():
     keras.utils.set_random_seed(0)
 
 
+def eager(model):
+    """Tracing takes most of the time of a short training."""
+    model.run_eagerly = True
+    return model
+
+
 def held_out_correlation(model, views):
     metric = CanonicalCorrelation()
     metric.update_state(None, model.encode(views))
     return float(metric.result())
 
 
-@pytest.mark.parametrize("name", ["dcca", "dccae"])
-def test_pretraining_raises_the_correlation_of_the_codes(name):
+def test_pretraining_raises_the_correlation_of_the_codes():
     views, labels = make_data(600)
-    model = MODELS[name]()
+    model = eager(MODELS["dccae"]())
     train_views = [x[:400] for x in views]
     test_views = [x[400:] for x in views]
     model.build([x.shape for x in views])
@@ -58,16 +58,17 @@ def test_pretraining_raises_the_correlation_of_the_codes(name):
     assert history["correlation_loss"][-1] < history["correlation_loss"][0] - 0.1
     assert "val_correlation_loss" in history
     assert held_out_correlation(model, test_views) > before + 0.1
-    if name == "dccae":
-        assert history["reconstruction_loss"][-1] < 0.5 * history["reconstruction_loss"][0]
-    model.compile(keras.optimizers.Adam(0.03), entropy(), metrics=["accuracy"])
+    assert history["reconstruction_loss"][-1] < 0.5 * history["reconstruction_loss"][0]
+    model.compile(keras.optimizers.Adam(0.03), entropy(), metrics=["accuracy"], run_eagerly=True)
     model.fit(train_views, labels[:400], batch_size=100, epochs=15, verbose=0)
     assert model.evaluate(test_views, labels[400:], verbose=0)[1] > 0.8
 
 
 def test_pretraining_objective_of_dccae():
     views, _ = make_data()
-    model = DCCAE(encoders(), decoders(), predictors(), reconstruction_weight=0.3, epsilon=1e-2)
+    model = eager(
+        DCCAE(encoders(), decoders(), predictors(), reconstruction_weight=0.3, epsilon=1e-2)
+    )
     model.build([x.shape for x in views])
     codes = model.encode(views)
     errors = [
@@ -92,7 +93,7 @@ def test_pretraining_leaves_padding_out(views):
         view[~valid] = 0.0
     maskers = [keras.Sequential([keras.layers.Masking(), Dense(d)]) for d in CODES[:views]]
     options = dict(num_components=3, epsilon=0.1, reconstruction_weight=0.5)
-    model = DCCAE(maskers, decoders(views), predictors(views), **options)
+    model = eager(DCCAE(maskers, decoders(views), predictors(views), **options))
     model.build([v.shape for v in x])
     frames = [v[valid] for v in x]
     codes = [c.numpy()[valid] for c in model.encode(x)]
@@ -109,7 +110,7 @@ def test_pretraining_leaves_padding_out(views):
 
 def test_stages_train_only_their_own_weights():
     views, labels = make_data()
-    model = DCCAE(encoders(), decoders(), predictors())
+    model = eager(DCCAE(encoders(), decoders(), predictors()))
     model.build([x.shape for x in views])
 
     def snapshot():
@@ -126,7 +127,7 @@ def test_stages_train_only_their_own_weights():
     model.pretrain(views, verbose=0)
     middle = snapshot()
     assert moved(start, middle) == [True, True, False]
-    model.compile("adam", entropy())
+    model.compile("adam", entropy(), run_eagerly=True)
     model.fit(views, labels, verbose=0)
     assert moved(middle, snapshot()) == [False, False, True]
     assert len(model.trainable_variables) == 4
@@ -141,7 +142,7 @@ def test_pretraining_leaves_frozen_layers_alone(tmp_path):
     for pair in pairs:
         pair[0].layers[0].trainable = False  # a part
         pair[1].trainable = False  # the whole
-    model = DCCAE(*pairs, predictors())
+    model = eager(DCCAE(*pairs, predictors()))
     model.build([x.shape for x in views])
     model.save(tmp_path / "model.keras")
     for trained in (model, keras.saving.load_model(tmp_path / "model.keras")):
@@ -154,83 +155,51 @@ def test_pretraining_leaves_frozen_layers_alone(tmp_path):
             assert not any(f.trainable for f in (*trained.encoders, *trained.decoders))
 
 
-def test_encoders_that_another_model_has_fixed_are_trained():
-    views, _ = make_data()
-    shared = encoders()
-    DCCA(shared, predictors())
-    model = DCCA(shared, predictors())
-    model.build([x.shape for x in views])
-    before = model.encoders[0].get_weights()[0]
-    model.pretrain(views, verbose=0)
-    assert np.any(model.encoders[0].get_weights()[0] != before)
-
-
-def test_pretraining_needs_no_target_and_takes_a_dummy_one():
-    views, _ = make_data()
-    dummy = np.zeros((120, 1), "float32")
-    both = tf.data.Dataset.from_tensor_slices((tuple(views), dummy)).batch(120)
-    whole = {"batch_size": 120}
-    losses = []
-    for arguments in (
-        {"x": views, **whole},
-        {"x": views, "y": dummy, **whole},
-        {"x": both.map(lambda x, y: (x,))},
-        {"x": both},
-    ):
-        keras.utils.set_random_seed(1)
-        history = DCCA(encoders(), predictors()).pretrain(**arguments, shuffle=False, verbose=0)
-        losses.append(history.history["correlation_loss"][0])
-    np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["sample_weight", "class_weight"])
-def test_pretraining_refuses_weights(name):
-    views, _ = make_data()
-    with pytest.raises(ValueError, match=f"leave {name} out of `pretrain`"):
-        DCCA(encoders(), predictors()).pretrain(views, **{name: np.ones(120)})
-
-
-def make(kind):
+def make():
     keras.utils.set_random_seed(0)
     views, labels = make_data(24)
-    model = MODELS[kind]()
-    model.compile("sgd", entropy())
+    model = eager(MODELS["dccae"]())
+    model.compile("sgd", entropy(), run_eagerly=True)
     return model, views, labels
 
 
-@pytest.mark.parametrize("kind", ["dcca", "dccae"])
-def test_training_before_pretraining_is_refused(kind):
-    model, views, labels = make(kind)
+def test_training_before_pretraining_is_refused():
+    model, views, labels = make()
     for train in (model.fit, model.train_on_batch):
         with pytest.raises(ValueError, match=r"call `pretrain\(views\)` before `fit`"):
             train(views, labels)
     assert float(model.evaluate(views, labels, verbose=0)) > 0
 
 
-def test_weights_in_a_batch_of_pretraining_are_refused():
-    model, views, labels = make("dcca")
+def test_weights_are_refused_in_pretraining():
+    model, views, labels = make()
     weights = np.ones(len(labels), "float32")
     batches = tf.data.Dataset.from_tensor_slices((tuple(views), labels, weights)).batch(12)
-    with pytest.raises(ValueError, match="leave the third part of a batch out of `pretrain`"):
-        model.pretrain(batches, shuffle=False, verbose=0)
-    with pytest.raises(ValueError, match="leave the third part of a batch out of `pretrain`"):
-        model.pretrain(views, validation_data=(views, labels, weights), verbose=0)
+    for arguments in (
+        {"x": views, "sample_weight": weights},
+        {"x": views, "y": labels, "class_weight": {0: 1.0, 1: 2.0}},
+        {"x": batches},
+        {"x": views, "validation_data": (views, labels, weights)},
+    ):
+        with pytest.raises(
+            ValueError, match=r"cannot weight its rows; leave the weights .* out of"
+        ):
+            model.pretrain(**arguments, shuffle=False, verbose=0)
 
 
-@pytest.mark.parametrize("kind", ["dcca", "dccae"])
-def test_callbacks_of_pretraining_save_the_model_and_continue(kind, tmp_path):
-    model, views, labels = make(kind)
+def test_callbacks_of_pretraining_save_the_model_and_continue(tmp_path):
+    model, views, labels = make()
     model(views)
     saved = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="loss")
     settings = {"batch_size": 12, "shuffle": False, "verbose": 0}
     model.pretrain(views, epochs=2, callbacks=[saved], **settings)
     loaded = keras.saving.load_model(tmp_path / "best.keras")
     np.testing.assert_allclose(loaded(views), model(views), rtol=1e-6)
-    loaded.compile("sgd", entropy())
+    loaded.compile("sgd", entropy(), run_eagerly=True)
     loaded.fit(views, labels, verbose=0)  # it counts as pretrained
 
     def run(epochs, callbacks=()):
-        one, _, _ = make(kind)
+        one, _, _ = make()
         one(views)
         one.pretrain(views, epochs=epochs, callbacks=list(callbacks), **settings)
         return one(views)
@@ -248,24 +217,12 @@ def test_callbacks_of_pretraining_save_the_model_and_continue(kind, tmp_path):
     np.testing.assert_allclose(continued, whole, rtol=1e-5)
 
 
-@pytest.mark.in_graph
-@pytest.mark.parametrize("kind", ["dcca", "dccae"])
-def test_an_exported_model_takes_views_as_fit_hands_them_on(kind, tmp_path):
-    model, views, labels = make(kind)
-    model.pretrain(views, verbose=0)  # which builds it
-    model.fit(views, labels, verbose=0)
-    model.export(tmp_path / "exported", verbose=False)
-    loaded = tf.saved_model.load(str(tmp_path / "exported"))
-    served = loaded.serve(tuple(map(tf.constant, views)))
-    np.testing.assert_allclose(served, model(views), atol=1e-5)
-
-
 def test_parts_of_the_loss_are_means_over_the_rows():
     """Batches of 32 and 8 rows count as `loss` counts them; one of 1 has no correlation."""
     rng = np.random.default_rng(0)
     views = [rng.normal(size=(40, d)).astype("float32") for d in (5, 4)]
     layers = [[Dense(d) for d in widths] for widths in ((3, 3), (5, 4), (2, 2))]
-    model = DCCAE(*layers, reconstruction_weight=0.5)
+    model = eager(DCCAE(*layers, reconstruction_weight=0.5))
     frozen = dict(optimizer=keras.optimizers.SGD(0.0), shuffle=False, verbose=0)
     history = model.pretrain(views, **frozen).history
     parts = history["correlation_loss"][0] + 0.5 * history["reconstruction_loss"][0]
@@ -287,22 +244,10 @@ def test_pretraining_with_missing_views():
     holes[0][:5] = np.nan
     holes[1][5:10, 0] = np.nan
     options = dict(reconstruction_weight=0.5, epsilon=0.1, nan_is_missing=True)
-    model = DCCAE(encoders(), decoders(), predictors(), **options)
+    model = eager(DCCAE(encoders(), decoders(), predictors(), **options))
     history = model.pretrain(holes, batch_size=40, verbose=0).history
     assert np.isfinite([v for values in history.values() for v in values]).all()
     assert all(np.isfinite(w).all() for w in model.get_weights())
-
-
-@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16", "float64"])
-def test_precisions_of_pretraining(dtype):
-    old = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(dtype)
-    try:
-        model = MODELS["dccae"]()
-        history = model.pretrain(make_data(20)[0], epochs=1, verbose=0).history
-    finally:
-        keras.config.set_dtype_policy(old)
-    assert np.isfinite([values[0] for values in history.values()]).all()
 
 
 def variates(codes, k, epsilon=EPSILON):
@@ -322,7 +267,7 @@ def variates(codes, k, epsilon=EPSILON):
 def model_of(kind=DCCA):
     keras.utils.set_random_seed(1)
     parts = (encoders(), *([decoders()] if kind is DCCAE else []), predictors())
-    model = kind(*parts, num_components=2, epsilon=EPSILON)
+    model = eager(kind(*parts, num_components=2, epsilon=EPSILON))
     data, _ = make_data(150)
     model.build([x.shape for x in data])
     return model, data
@@ -345,29 +290,11 @@ def test_variates_are_those_of_the_joint_problem(fitted):
     assert 0.2 < values[1] < values[0] < 1.0
     linear = LinearCCA(2, ridge=EPSILON).fit(*codes)
     np.testing.assert_allclose(linear.correlations_, values, rtol=1e-9)
-    for index, joint in enumerate(linear.transform(*codes)):
+    for index, joint in enumerate(map(linear.project, codes, range(2))):
         found = model.project(views[index], index)
         np.testing.assert_allclose(found, wanted[index], atol=1e-8)
         np.testing.assert_allclose(found, joint, atol=1e-6)
-        np.testing.assert_allclose(linear.project(codes[index], index), joint, rtol=1e-12)
         np.testing.assert_allclose(model.project(views[index][:3], index), joint[:3], atol=1e-6)
-
-
-def test_variates_find_their_partners_where_codes_do_not(fitted):
-    """The codes of the two views are of other widths; of equal ones they still are not aligned."""
-    rng = np.random.default_rng(0)
-    hidden = rng.normal(size=(60, 4))
-    views = [hidden @ rng.normal(size=(4, 4)) + 0.01 * rng.normal(size=(60, 4)) for _ in range(2)]
-    keras.utils.set_random_seed(0)
-    model = DCCA([Dense(4), Dense(4)], predictors(), epsilon=0.0)
-    model.build([x.shape for x in views])
-    model.fit_projections(views)
-    found = []
-    for codes in (model.encode(views), [model.project(x, j) for j, x in enumerate(views)]):
-        metric = RecallAtK(1)
-        metric.update_state(None, codes)
-        found.append(float(metric.result()))
-    assert found[0] < 0.2 and found[1] > 0.95
 
 
 def test_incomplete_rows_and_time_steps():
@@ -383,7 +310,7 @@ def test_incomplete_rows_and_time_steps():
     views[1][valid & ~there] = np.nan
     keras.utils.set_random_seed(0)
     masked = keras.Sequential([keras.layers.Masking(), Dense(3)])
-    model = DCCA([masked, Dense(4)], predictors(), epsilon=EPSILON, nan_is_missing=True)
+    model = eager(DCCA([masked, Dense(4)], predictors(), epsilon=EPSILON, nan_is_missing=True))
     model.build([x.shape for x in views])
     values = model.fit_projections(views, batch_size=7)
     codes = [c.numpy()[there] for c in model.encode(views)]
@@ -399,7 +326,7 @@ def test_datasets_and_rank_deficient_codes(fitted):
     _, views, _, _ = fitted
     keras.utils.set_random_seed(2)
     wide = keras.Sequential([Dense(2), Dense(5)])  # of rank 2
-    model = DCCA([wide, Dense(3)], predictors(), epsilon=0.0, dtype="float64")
+    model = eager(DCCA([wide, Dense(3)], predictors(), epsilon=0.0, dtype="float64"))
     data = tf.data.Dataset.from_tensor_slices((tuple(views), np.zeros(150))).batch(60)
     model.build([x.shape for x in views])
     values = model.fit_projections(data)
@@ -407,7 +334,7 @@ def test_datasets_and_rank_deficient_codes(fitted):
     linear = LinearCCA(3).fit(*codes)
     np.testing.assert_allclose(values, linear.correlations_, atol=1e-4)
     assert values[2] == 0.0 and values[1] > 0.1
-    for index, joint in enumerate(linear.transform(*codes)):
+    for index, joint in enumerate(map(linear.project, codes, range(2))):
         np.testing.assert_allclose(model.project(views[index], index), joint, atol=1e-3)
 
 
@@ -422,57 +349,28 @@ def test_maps_are_saved(tmp_path):
     assert not {"mean_0", "vectors_1"} & {v.name for v in model.trainable_variables}
 
 
-CLIENT = """
-import sys
-sys.modules["proxnet_tf"] = None
-import numpy as np, tensorflow as tf
-model = tf.saved_model.load(sys.argv[1] + "/model")
-with np.load(sys.argv[1] + "/views.npz") as views:
-    found = [getattr(model, f"project_{j}")(tf.constant(views[f"arr_{j}"])) for j in range(2)]
-np.savez(sys.argv[1] + "/answers.npz", *found)
-"""
-
-
-def test_exported_projections_take_one_view(fitted, tmp_path):
-    model, views, _, _ = fitted
-    model.export_projections(tmp_path / "model")
-    np.savez(tmp_path / "views.npz", views[0][:1], views[1][:9])  # a query, and a gallery
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    command = [sys.executable, "-c", CLIENT, str(tmp_path)]
-    subprocess.run(command, check=True, env=environment, cwd=tmp_path)
-    with np.load(tmp_path / "answers.npz") as answers:
-        np.testing.assert_allclose(answers["arr_0"], model.project(views[0][:1], 0), atol=1e-10)
-        np.testing.assert_allclose(answers["arr_1"], model.project(views[1][:9], 1), atol=1e-10)
-
-
-def test_before_the_maps_are_fitted(tmp_path):
+def test_before_the_maps_are_fitted():
     model, views = model_of()
     model.fit_projections(views)
     model.project(views[0], 0)
     model.pretrain(views, verbose=0)  # which changes the codes
     with pytest.raises(ValueError, match="call `fit_projections"):
         model.project(views[0], 0)
-    with pytest.raises(ValueError, match="needs `fit_projections"):
-        model.export_projections(tmp_path / "model")
     in_graph = tf.function(lambda x: model.project(x, 0))(tf.constant(views[0]))
     assert in_graph.shape == (150, 2) and np.isnan(in_graph).all()
     with pytest.raises(ValueError, match="call `pretrain"):
         DCCA(encoders(), predictors()).fit_projections(views)
-    with pytest.raises(ValueError, match="a model of two views"):
+    with pytest.raises(ValueError, match=r"a model of two views that is built.*one of 3 views"):
         DCCA(encoders(3), predictors(3), num_components=2).fit_projections(make_data(9, 3)[0])
 
 
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda m, x: m.project(x[0], 2), "one of the 2 views. Received: index=2"),
-        (lambda m, x: m.project(x[0], "a"), "`index` must be an integer >= 0"),
+        (lambda m, x: m.project(x[0], 2), "`index` must be 0 or 1. Received: index=2"),
         (lambda m, x: m.fit_projections([v[:1] for v in x]), "rows in both views, at least 2"),
         (lambda m, x: m.fit_projections([x[0] * np.nan, x[1]]), "`x` must .*finite numbers"),
         (lambda m, x: m.fit_projections(x[0]), "takes a list of 2 views"),
-        (lambda m, x: LinearCCA(2).fit(x).project(x[0], 2), "0 or 1. Received: index=2"),
-        (lambda m, x: LinearCCA(2).fit(x).project(x[0], 1), r"`view` .*5 columns.*\(150, 7\)"),
-        (lambda m, x: LinearCCA(2).project(x[0], 1), "not fitted"),
     ],
 )
 def test_bad_input(fitted, call, message):
@@ -480,9 +378,9 @@ def test_bad_input(fitted, call, message):
         call(*fitted[:2])
 
 
-def test_a_missing_query_is_nan_and_no_rows_are_refused():
+def test_a_missing_query_is_nan():
     views, _ = make_data(40)
-    model = MODELS["dcca"](nan_is_missing=True)
+    model = eager(MODELS["dcca"](nan_is_missing=True))
     model.pretrain(views, verbose=0)
     model.fit_projections(views)
     query = views[0][:3].copy()
@@ -491,5 +389,3 @@ def test_a_missing_query_is_nan_and_no_rows_are_refused():
     found = model.project(query, 0).numpy()
     assert np.isnan(found[1]).all()
     np.testing.assert_allclose(found[[0, 2]], before[[0, 2]], rtol=1e-6)
-    with pytest.raises(ValueError, match="needs at least 2 rows"):
-        model.fit_projections([x[:0] for x in views])

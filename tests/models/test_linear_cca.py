@@ -14,6 +14,10 @@ def make_views(seed=0, n=300, d1=7, d2=5):
     return x, y
 
 
+def variates(cca, x, y):
+    return cca.project(x, 0), cca.project(y, 1)
+
+
 def solve_directly(x, y, ridge):
     """Correlations from the generalized eigenproblem of the joint covariance."""
     c = np.cov(x, y, rowvar=False)
@@ -39,7 +43,7 @@ def test_correlations_are_those_of_the_generalized_eigenproblem(ridge):
 
 def test_projections_are_those_of_scikit_learn():
     x, y = make_views(1)
-    z, w = LinearCCA(3).fit(x, y).transform(x, y)
+    z, w = variates(LinearCCA(3).fit(x, y), x, y)
     reference = CCA(3, scale=False, max_iter=5000, tol=1e-12).fit(x, y)
     for ours, theirs in zip((z, w), reference.transform(x, y), strict=True):
         theirs = theirs / theirs.std(0, ddof=1)
@@ -49,22 +53,13 @@ def test_projections_are_those_of_scikit_learn():
 
 def test_projections_have_the_stated_correlations():
     x, y = make_views(2)
-    cca = LinearCCA(4)
-    z, w = cca.fit(x, y).transform([x, y])
+    cca = LinearCCA(4).fit(x, y)
+    z, w = variates(cca, x, y)
     joint = np.cov(z, w, rowvar=False)
     wanted = np.block([[np.eye(4), np.diag(cca.correlations_)]] * 2)
     wanted[4:] = np.block([[np.diag(cca.correlations_), np.eye(4)]])
     np.testing.assert_allclose(joint, wanted, atol=1e-10)
     np.testing.assert_allclose(z.mean(0), 0.0, atol=1e-10)
-
-
-def test_one_view_is_transformed_as_with_both():
-    x, y = make_views()
-    cca = LinearCCA(2).fit(x, y)
-    z, w = cca.transform(x[:9], y[:9])
-    np.testing.assert_array_equal(cca.project(x[:9], 0), z)
-    np.testing.assert_array_equal(cca.project(y[:9], 1), w)
-    assert z.shape == w.shape == (9, 2)
 
 
 def test_signs_do_not_depend_on_the_scale_or_the_order_of_rows():
@@ -88,13 +83,7 @@ def test_rank_deficient_views():
     np.testing.assert_array_equal(few.weights_[1][:, 2:], 0.0)
     dead = LinearCCA(1).fit(np.ones((9, 2)), y[:9])
     assert dead.correlations_[0] == 0.0
-
-
-def test_identical_views_correlate_perfectly():
-    x, _ = make_views()
-    cca = LinearCCA(7).fit(x, x)
-    np.testing.assert_allclose(cca.correlations_, 1.0, atol=1e-10)
-    np.testing.assert_allclose(*cca.transform(x, x), atol=1e-8)
+    np.testing.assert_allclose(LinearCCA(7).fit(x, x).correlations_, 1.0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -107,18 +96,11 @@ def test_identical_views_correlate_perfectly():
         (lambda x, y: LinearCCA(2).fit(x[:1], y[:1]), "at least 2"),
         (lambda x, y: LinearCCA(2).fit(x[0], y), r"another shape.*x.shape=\(7,\)"),
         (lambda x, y: LinearCCA(2).fit(x, y * np.nan), "`y` .*not finite"),
-        (lambda x, y: LinearCCA(2).transform(x, y), "not fitted"),
-        (lambda x, y: LinearCCA(2).fit(x, y).transform(x), "`y` is missing"),
-        (lambda x, y: LinearCCA(2).fit(x, y).transform(x, x), r"`y` .*5 columns.*\(300, 7\)"),
+        (lambda x, y: LinearCCA(2).project(x, 1), "not fitted"),
+        (lambda x, y: LinearCCA(2).fit(x, y).project(x, 1), r"`view` .*5 columns.*\(300, 7\)"),
+        (lambda x, y: LinearCCA(2).fit(x, y).project(x, 2), "0 or 1. Received: index=2"),
     ],
 )
 def test_bad_input_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call(*make_views())
-
-
-def test_three_views_are_refused():
-    x = np.ones((8, 5))
-    for views in ([x, x[:, :4], x[:, :3]], [x, x, x]):
-        with pytest.raises(ValueError, match=r"takes two views.*a list of 3"):
-            LinearCCA(1).fit(views)

@@ -127,11 +127,9 @@ class GatedRNN(HasLam, keras.layers.RNN):
     jit_compile = property(
         operator.attrgetter("cell.jit_compile"), doc="Whether XLA compiles the loop over time."
     )
-
-    @property
-    def status(self) -> dict[str, float]:
-        """How the problems were solved: the metrics of `monitor`, else of the last eager call."""
-        return self.cell.status
+    status = property(
+        operator.attrgetter("cell.status"), doc="How the problems were solved, see the cell."
+    )
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets the weights, from this class or from the layer of Keras (lam is kept)."""

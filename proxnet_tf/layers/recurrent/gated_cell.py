@@ -31,11 +31,6 @@ def check_solver(tolerance: float | None, max_iterations: int | None) -> Solver:
     return Solver(tolerance, max_iterations)
 
 
-def check_jit_compile(jit_compile: Any) -> bool | str:
-    """A `jit_compile` (True, False or "auto"), or a `ValueError`."""
-    return jit_compile if jit_compile == "auto" else check_bool("jit_compile", jit_compile)
-
-
 def _softsign(z: tf.Tensor) -> tf.Tensor:
     """z / (1 + |z|); TensorFlow's own has no second derivative."""
     return z / (1 + tf.abs(z))
@@ -134,7 +129,9 @@ class GatedCell(HasLam, keras.layers.Layer):
         self.delta = check_number("delta", delta, at_least=0.0)
         self.output_from_prox = check_bool("output_from_prox", output_from_prox)
         solver = check_solver(tolerance, max_iterations)
-        self.jit_compile = check_jit_compile(jit_compile)
+        if jit_compile != "auto":
+            check_bool("jit_compile", jit_compile)
+        self.jit_compile = jit_compile
         self.monitor = check_monitor(monitor)
         super().__init__(units, **kwargs)
         if not getattr(self, "reset_after", True):

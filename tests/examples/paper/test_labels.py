@@ -13,7 +13,6 @@ from proxnet_tf import DCCA, DCCAE, CCARegularizer, MultiviewClassifier, ProxCCA
 from tests.helpers.markdown import table_rows
 
 PAIR = "fou+zer"
-COUNTS = labels_data.COUNTS
 
 
 def trainer(kind, **options):
@@ -29,23 +28,6 @@ def small_part(rows=100, labels_per_class=10):
     return labels_data.Part(
         [x[chosen] for x in part.views], part.labels[chosen], part.weights[chosen]
     )
-
-
-@pytest.mark.parametrize("pair", ["fou+zer", "pix+mor", "glyphs"])
-def test_parts_are_disjoint_and_the_test_part_is_that_of_every_seed(pair, monkeypatch):
-    if pair == "glyphs":  # drawing 2,000 of them takes long
-        names = np.arange(2000, dtype="float32")
-        views = (np.tile(names[:, None, None, None], (1, 4, 4, 3)), names[:, None, None, None])
-        made = labels_data.Pair(views, np.repeat(np.arange(10), 200), COUNTS)
-        monkeypatch.setattr(labels_data, "load", lambda name: made)
-        labels_data._scaled.cache_clear()
-    rows = {seed: labels_data._scaled(pair, seed)[1] for seed in (0, 1)}
-    labels_data._scaled.cache_clear()
-    for seed in rows:
-        assert [len(rows[seed][part]) for part in ("train", "valid", "test")] == [1200, 300, 500]
-        assert len(np.unique(np.concatenate(list(rows[seed].values())))) == 2000
-    np.testing.assert_array_equal(rows[0]["test"], rows[1]["test"])
-    assert not np.array_equal(rows[0]["train"], rows[1]["train"])
 
 
 def test_labels_are_nested_and_weights_have_mean_1():
@@ -160,13 +142,6 @@ def test_settings_fill_their_ranges_and_a_range_grows_at_the_end_that_was_chosen
     np.testing.assert_allclose([*larger["lr"], *larger["lam"]], [1e-4, 1e-1, 0.1, 100.0])
 
 
-def test_lam_rises_or_falls_through_the_same_values():
-    study, settings = labels.Study(epochs=4), {"lam": 0.5, "growth": 1.0}
-    np.testing.assert_allclose(study.lams("rising", settings), [0.5, 1.0, 1.5, 2.0])
-    np.testing.assert_allclose(study.lams("falling", settings), [2.0, 1.5, 1.0, 0.5])
-    np.testing.assert_allclose(study.lams("prox", {"lam": 0.5}), 0.5)
-
-
 def test_the_study_runs_once_and_continues_after_a_stop(tmp_path, monkeypatch):
     command = "--pairs fou+zer --methods vanilla linear dcca --labels 10 --seeds 0 1 --epochs 1"
     command = [*command.split(), "--settings", "2", "--output", str(tmp_path)]
@@ -215,19 +190,3 @@ def test_tables_pair_the_seeds_and_say_the_gain():
     assert glance[1][3:] == [labels.METHODS["rrm"].title, "+3.0 ± 0.0", "-2.0 ± 0.0"]
     robust = table_rows(labels_report.robustness_table(errors, "fou+zer", 10))
     assert robust[1][2] == "45.0 ± 0.0 (+20.5)"
-
-
-def test_inference_is_paired_with_identity_and_with_vanilla():
-    def run(method, seed, **result):
-        run = dict(stage="test", pair="fou+zer", method=method, labels=10, seed=seed, mispaired=0.0)
-        return {"run": run, "result": result}
-
-    runs = [run("prox", s, clean=20.0 + s, moving=19.0 + s, batch=21.0 + s) for s in range(6)]
-    runs += [run("vanilla", s, clean=22.0 + s) for s in range(10)]
-    (_, row) = table_rows(labels_report.inference_table(labels_report.Errors(runs), "prox"))
-    assert row[:2] == ["fou+zer", "10"] and [cell[:4] for cell in row[2:5]] == [
-        "22.5",
-        "21.5",
-        "23.5",
-    ]
-    assert row[5:] == ["-1.0 ± 0.0, p 0.031", "-3.0 ± 0.0, p 0.031"]  # 2/64

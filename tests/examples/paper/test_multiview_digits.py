@@ -22,12 +22,6 @@ def test_parts_are_disjoint_stratified_and_scaled_by_the_training_part():
     assert len(np.unique(rows, axis=0)) == 1994  # six digits are in the data set twice
 
 
-def test_few_labels_weight_the_labelled_rows_only():
-    _, labels, weights = digits.split_data(["mor"], 0, labels_per_class=5)["train"]
-    np.testing.assert_array_equal(np.bincount(labels[weights > 0]), [5] * 10)
-    np.testing.assert_allclose(np.unique(weights), [0.0, 24.0])
-
-
 @pytest.mark.slow
 def test_the_example_runs_and_reloads_what_it_saved(tmp_path, capsys):
     arguments = ["--epochs", "12", "--seeds", "0", "--components", "3", "--hidden", "32"]
@@ -71,11 +65,6 @@ def test_noisy_view_runs(tmp_path, capsys):
     for row, mode in zip(rows[1:], ("alone", "average"), strict=True):
         errors = results["vanilla"][0][mode]
         assert row == ["Vanilla", mode, *(f"{error:.2f} +- 0.00" for error in errors)]
-
-
-def test_a_view_shorter_than_a_batch_is_refused(tmp_path):
-    with pytest.raises(SystemExit):
-        correlation_gradient.main(["--batch-size", "1201", "--output", str(tmp_path)])
 
 
 def test_bad_options_are_refused(tmp_path):

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import report
 
@@ -24,34 +23,6 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert path.read_text() == "first"
     report.write(path, "second")
     assert path.read_text() == "second"
-
-
-def test_learning_curves_are_means_over_seeds(tmp_path, monkeypatch):
-    figures = []
-    draw = report.figure
-
-    def kept(path, function, *grid, **options):
-        draw(path, lambda f, axes: (figures.append(f), function(f, axes)), *grid, **options)
-
-    monkeypatch.setattr(report, "figure", kept)
-    prox = {"loss": [3.0, 1.0], "correlation_before": [4.0, 5.0], "correlation": [9.0, 8.0]}
-    other = {"loss": [5.0, 2.0], "correlation_before": [2.0, 5.0], "correlation": [9.0, 9.0]}
-    histories = {
-        "easy": {"Vanilla": [{"loss": [2.0, 1.0, 0.5]}]},
-        "hard": {"ProxNet": [prox, other], "Vanilla": [{"loss": [1.0, 0.5]}]},
-    }
-    report.learning_curves(histories, tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    easy, none, loss, correlation = figures[0].axes
-    assert not none.axison and loss.get_title() == "hard: loss"
-    (line,) = easy.lines
-    np.testing.assert_array_equal(line.get_xydata(), [[1, 2.0], [2, 1.0], [3, 0.5]])
-    drawn = {line.get_label(): line.get_ydata().tolist() for line in loss.lines}
-    assert drawn == {"ProxNet": [4.0, 1.5], "Vanilla": [1.0, 0.5]}
-    drawn = {line.get_label(): line.get_ydata().tolist() for line in correlation.lines}
-    assert drawn == {"ProxNet": [3.0, 5.0], "ProxNet, after the layer": [9.0, 8.5]}
-    colours = [axis.lines[-1].get_color() for axis in (easy, loss)]
-    assert colours[0] == colours[1]  # Vanilla's
 
 
 def test_a_figure_that_fails_costs_a_line(tmp_path, capsys):

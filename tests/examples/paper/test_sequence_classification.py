@@ -1,5 +1,4 @@
 import dataclasses
-import itertools
 import json
 
 import keras
@@ -8,7 +7,6 @@ import pytest
 import sequence_classification as example
 import sequence_training as training
 
-from proxnet_tf.datasets import load_japanese_vowels
 from proxnet_tf.datasets.japanese_vowels import Sequences
 from tests.helpers.markdown import table_rows
 
@@ -18,29 +16,6 @@ def sequences(lengths, features=2):
     values = np.where(mask[..., None], np.arange(1, len(lengths) + 1)[:, None, None], 0.0)
     values = np.repeat(values, features, -1).astype(np.float32)
     return Sequences(values, mask, np.arange(len(lengths), dtype=np.int32) % 2)
-
-
-def passes(data, size, similar, count):
-    """The mini-batches of the first `count` passes, and their number in a pass."""
-    found = training.batches(data.values, data.labels, size, similar, seed=0)
-    n = -(-len(data.labels) // size)
-    return [list(itertools.islice(found, n)) for _ in range(count)]
-
-
-def test_batches_hold_similar_lengths():
-    train, _ = load_japanese_vowels()
-    lengths = train.mask.sum(1)
-    first, second = passes(train, 45, True, 2)
-    found = [np.any(x != 0, -1).sum(1) for x, _ in first]
-    np.testing.assert_array_equal(np.sort(np.concatenate(found)), np.sort(lengths))
-    assert [x.shape[1] for x, _ in first] == [16 if b.max() <= 16 else 29 for b in found]
-    assert {x.shape[1] for x, _ in first} == {16, 29}
-    ends = sorted((b.min(), b.max()) for b in found)
-    assert all(high <= low for (_, high), (low, _) in itertools.pairwise(ends))
-    labels = np.concatenate([y for _, y in first])
-    np.testing.assert_array_equal(np.bincount(labels), [30] * 9)
-    assert [tuple(b) for b in found] != sorted(tuple(b) for b in found)
-    assert any(a.tobytes() != b.tobytes() for (a, _), (b, _) in zip(first, second, strict=True))
 
 
 def test_split_and_normalization():
@@ -185,64 +160,6 @@ def test_a_uea_pair_from_files_to_table(monkeypatch, tmp_path):
         example.main([*arguments.replace("--epochs 30", "--epochs 29").split(), *METHODS])
     report = ["--dataset", "uea", "--output", str(tmp_path), "--report"]
     assert example.main(report) == results
-
-
-@pytest.mark.slow
-def test_reviews(monkeypatch, tmp_path):
-    rng = np.random.default_rng(0)
-    arrays = {}
-    for part in ("train", "test"):
-        labels = np.arange(240) % 2
-        lengths = rng.integers(5, 12, 240)
-        reviews = [rng.integers(4, 20, n) for n in lengths]
-        for review, label in zip(reviews, labels, strict=True):
-            review[rng.integers(len(review), size=3)] = 2 + label
-        arrays[f"x_{part}_ids"] = np.concatenate(reviews)
-        arrays[f"x_{part}_lengths"], arrays[f"y_{part}"] = lengths, labels
-    np.savez(tmp_path / "imdb.npz", **arrays)
-    small(monkeypatch, "imdb", batch=16)
-    arguments = "--dataset imdb --seeds 1 --epochs 20 --fine-tune 2 --units 8 --words 20 --steps 10"
-    arguments += " --methods AdvLSTM ProxLSTM"
-    arguments += f" --data {tmp_path / 'imdb.npz'} --output {tmp_path}"
-    results = example.main(arguments.split())
-    for by_seed in results[None].values():
-        assert list(by_seed[0]) == ["clean"] and by_seed[0]["clean"] > 70.0
-
-
-def test_stages_start_where_they_should(monkeypatch, tmp_path):
-    """Which network is trained, with which settings, from whose weights, for how long."""
-    trained = []
-
-    class Fake:
-        def __init__(self, task, data, vocabulary, prox, adversarial):
-            self.kind = prox, adversarial
-
-        def train(self, start, data, steps, seed, epsilon=None, lam=None):
-            trained.append((*self.kind, start, steps, epsilon, lam))
-
-        def get(self):
-            return "trained"
-
-    monkeypatch.setattr(example, "Network", Fake)
-    monkeypatch.setattr(example, "fresh_weights", lambda *_: "fresh")
-    options = example.parse(f"--epochs 4 --fine-tune 2 --output {tmp_path}".split())
-    for words, early in ((False, None), (True, 3.0)):
-        task = dataclasses.replace(training.TASKS["japanese_vowels"], words=words)
-        for name, first, second in (
-            ("LSTM", None, (False, False, None, None)),
-            ("AdvLSTM", early, (False, True, 3.0, None)),
-            ("ProxLSTM", None, (True, False, None, 0.1)),
-            ("both at once", early, (True, True, 3.0, 0.1)),
-            ("ProxLSTM after AdvLSTM", 3.0, (True, False, None, 0.1)),
-        ):
-            trained.clear()
-            known = {} if name in ("LSTM", "ProxLSTM") else {"epsilon": 3.0}
-            settings = {**known, "lam": 0.1} if "Prox" in name or "both" in name else known
-            example.Study(task, options).trained(name, settings, 0)
-            assert trained == [
-                (False, first is not None, "fresh", 20, first, None),
-                (*second[:2], "trained", 10, *second[2:]),
-            ]
 
 
 def test_other_data_sets_need_a_path(tmp_path):

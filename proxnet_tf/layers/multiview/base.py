@@ -17,37 +17,20 @@ class MultiviewLayer(keras.layers.Layer):
         **kwargs: of `keras.layers.Layer`.
     """
 
+    num_components: int | None
+    epsilon: float
+    split: tuple[int, ...] | None
+    nan_is_missing: bool
+    synchronized: bool
+
     def __init__(self, border: Border, **kwargs: Any):
         super().__init__(**kwargs)
         self.border = border
+        for name, value in border.get_config().items():  # the arguments, to be read
+            setattr(self, name, value)
         self.correlation: Correlation | None = None  # of which widths, once built
         self.supports_masking = True
         self.supports_jit = False  # eigh and svd have no good XLA kernels
-
-    @property
-    def num_components(self) -> int | None:
-        """k, as it was given."""
-        return self.border.num_components
-
-    @property
-    def epsilon(self) -> float:
-        """The ridge on each view's covariance."""
-        return self.border.epsilon
-
-    @property
-    def split(self) -> tuple[int, ...] | None:
-        """Widths of the views that come side by side in one tensor."""
-        return self.border.split
-
-    @property
-    def nan_is_missing(self) -> bool:
-        """Whether a NaN marks a view as missing."""
-        return self.border.nan_is_missing
-
-    @property
-    def synchronized(self) -> bool:
-        """Whether the rows of all replicas count together."""
-        return self.border.synchronized
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         for x in keras.tree.flatten(args):

@@ -217,64 +217,56 @@ class _MultiviewProx(HasLam, MultiviewLayer):
 class ProxCCA(_MultiviewProx):
     """Moves the features of two views towards high canonical correlation (ProxNet).
 
-    A view is one of several descriptions of the same examples: row i of each view is example i. In
-    training the layer returns, for the rows of the mini-batch,
+    A view is one of two descriptions of the same examples: row i of both is example i. In training
+    the layer returns, for the n rows of the mini-batch,
 
         P, Q = argmin  lam/(2n) (||P - X||_F^2 + ||Q - Y||_F^2) - sum_{i<=k} sigma_i(T(P, Q)),
 
     with T = (P^T P + eps I)^(-1/2) P^T Q (Q^T Q + eps I)^(-1/2) of the centred views, P^T P and
-    so on divided by n - 1: equation (8) of the paper. At test time it does what `inference` says.
-    It has no trainable weights. The cost of the solve does not depend on the batch: it has D x D
-    unknowns, D the number of columns of both views. The gradient is exact.
+    so on divided by n - 1: equation (8) of the paper. It has no trainable weights. Its cost
+    depends on the number of columns, hardly on n, and its gradient is exact.
 
-    A layer that supplies the correlation leaves its encoders no reason to. With `weight` it asks
-    them, too: it adds weight * e(X, Y) to the loss of the model, where the envelope
-
-        e(X, Y) = lam/(2n) (||P - X||_F^2 + ||Q - Y||_F^2) - sum_{i<=k} sigma_i(T(P, Q))
-
-    is the value of its own problem. Its gradient with respect to X, lam/n (X - P), comes from the
-    same solve. As lam grows, e nears minus the correlation of the inputs. A small lam bounds the
-    gradient.
+    A layer that supplies the correlation leaves its encoders no reason to. `weight` times the
+    value of its own problem in the loss of the model asks them, too. This envelope has the
+    gradient lam/n (X - P), from the same solve. As lam grows it nears minus the correlation of the
+    inputs; a small lam bounds its gradient.
 
     Args:
-        num_components: k, number of canonical correlations, 1 <= k <= min(d1, d2); None (the
-            default) is min(d1, d2).
-        lam: weight of the displacement, > 0; 1 by default. Large values leave the views alone,
-            small ones move them far. It is the non-trainable weight `layer.lam`, read at every
-            call: drive it with `LambdaSchedule`, or `layer.lam = 0.5`.
-        weight: factor >= 0 of the envelope in the loss of the model, in training; 0 by default,
-            which is the paper's layer.
+        num_components: k, 1 <= k <= min(d1, d2); None (the default) is min(d1, d2).
+        lam: weight of the displacement, > 0; 1 by default. Large values leave the views alone. It
+            is the non-trainable weight `layer.lam`, read at every call: drive it with
+            `LambdaSchedule`, or `layer.lam = 0.5`.
+        weight: factor >= 0 of the envelope in the loss, in training; 0 (the default) is the
+            paper's layer.
         epsilon: ridge eps >= 0 on each view's covariance; 1e-4 by default.
         solver: "newton" (default), "lbfgs", or a value of `proxnet_tf.solvers`.
         gradient: "implicit" (default, exact) or "finite_difference" (the paper's, after Domke).
         inference: what `training=False` does. "identity" (default, as in the paper): views pass
-            unchanged; "batch": solve on the batch; "moving": apply the moving mean and moving
-            linear map of the training batches, example by example. As with BatchNormalization, a
-            layer with inference="moving" and `trainable=False` does that in training too.
+            unchanged; "batch": solve on the batch; "moving": apply the moving mean and linear map
+            of the training batches. A layer with "moving" and `trainable=False` does that in
+            training, too, as BatchNormalization does.
         momentum: of the moving mean and map, in [0, 1); 0.99 by default. They are the mean over
             the batches so far as long as a batch counts more in it than 1 - momentum.
-        monitor: True for the metrics `correlation_before` and `correlation` (the sum of the k
-            correlations of what comes in and goes out, a mean over the rows of the epoch),
-            `unsolved` (the share of maps and gradients that missed the tolerance) and, with a
-            weight, `envelope`. "all" adds `residual`, `iterations` and `backward_residual`.
-            Another string is a prefix for these names, which several monitored layers of one
-            model need. False by default; `layer.status` then tells of the last eager call.
+        monitor: True for the metrics `correlation_before`, `correlation` (sums of k correlations,
+            means over the rows of the epoch), `unsolved` (the share of maps and gradients that
+            missed the tolerance) and, with a weight, `envelope`. "all" adds `residual`,
+            `iterations` and `backward_residual`. Another string is a prefix of the names, which
+            several monitored layers of one model need. False by default.
         split: (d1, d2) when the views come side by side in one tensor; halves by default.
-        nan_is_missing: whether a NaN marks its view as missing in that row, as a mask does; False
-            by default.
+        nan_is_missing: whether a NaN marks its view as missing in that row; False by default.
         synchronized: under a `tf.distribute` strategy, whether to solve for the rows of all
-            replicas together, exactly as one device would, or (default) for those of each
-            replica. Needs gradient="implicit".
+            replicas together, as one device would; by default each replica solves for its own.
+            Needs gradient="implicit".
         **kwargs: of `keras.layers.Layer`.
 
     Call arguments:
         inputs: two views `(batch, d_j)` or `(batch, time, d_j)` in a list, a tuple, a named tuple
-            or a dict (then in the order of its sorted keys), or one such tensor with the views
-            side by side. Time steps count as rows.
+            or a dict (in the order of its sorted keys), or one such tensor with the views side by
+            side. Time steps count as rows.
         training: whether to solve (True) or to do what `inference` says.
         mask: boolean `(batch,)` (for sequences `(batch, time)`), or one per view with None
-            entries, False where a view is missing. A row takes part if no view is missing; the
-            others pass unchanged, and so do their gradients.
+            entries, False where a view is missing. Rows that lack a view pass unchanged, and so do
+            their gradients.
 
     Output: the structure, shapes and masks of the input, in the layer's compute dtype.
 
@@ -285,10 +277,9 @@ class ProxCCA(_MultiviewProx):
 
     Example:
 
-    >>> from proxnet_tf import cca_loss, solvers
+    >>> from proxnet_tf import cca_loss
     >>> x, y = keras.random.normal((32, 4), seed=0), keras.random.normal((32, 6), seed=1)
-    >>> layer = ProxCCA(2, lam=0.5, solver=solvers.Newton(tolerance=1e-6))
-    >>> p, q = layer([x, y], training=True)
+    >>> p, q = ProxCCA(2, lam=0.5)([x, y], training=True)
     >>> p.shape, q.shape
     (TensorShape([32, 4]), TensorShape([32, 6]))
     >>> bool(cca_loss(p, q, 2) < cca_loss(x, y, 2))
@@ -298,21 +289,17 @@ class ProxCCA(_MultiviewProx):
 
     Notes:
         The problem is not convex: the layer returns the minimiser that descent from the inputs
-        reaches, a deterministic function of the batch. Where sigma_k = sigma_{k+1} the map is not
-        differentiable and the gradient ignores the tie. First derivatives only. With fewer than
-        two rows, or all rows equal, the output is the input. A batch with a value that is not
-        finite comes out as NaN.
+        reaches. Where sigma_k = sigma_{k+1} the gradient ignores the tie. First derivatives only.
+        Fewer than two rows, or equal ones, come out as they are, a batch with a value that is not
+        finite as NaN.
 
         Each view stays in its own row space: constant columns come out unchanged, duplicated ones
-        stay equal. A direction of a view counts as rounding, and stays, if its variance is at most
-        1e-10 (1e-6 for more than 4,096 float32 rows) with each column scaled to variance one, or
-        if the rounding of its columns explains it. The ridge and the distance are in the units of
-        the columns.
+        stay equal. A direction of a view stays, too, if its variance is rounding: at most 1e-10
+        (1e-6 for more than 4,096 float32 rows) with each column scaled to variance one.
 
-        The first call for views of new widths, another k or another dtype compiles the solver,
-        which takes some seconds. `supports_jit` is False: Keras does not compile a model with this
-        layer as a whole, because decompositions have slow and less exact XLA kernels. A monitored
-        layer takes its decompositions into an exported model: export without a monitor.
+        The first call for views of new widths compiles the solver, which takes some seconds. Keras
+        does not compile a model with this layer as a whole (`supports_jit` is False): XLA's
+        decompositions are slow and less exact. Export without a monitor.
     """
 
     _kind = CCA

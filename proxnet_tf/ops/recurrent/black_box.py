@@ -10,13 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.once import check_tapes
 from proxnet_tf.ops.linear.report import Observer, Report
 from proxnet_tf.ops.recurrent.implicit import (
     Product,
     Solved,
     Solver,
     Tensors,
-    check_recording,
     implicit_state,
     solve_by_products,
 )
@@ -37,7 +37,7 @@ class Linearised:
             self._tape.watch(x)
             self.s = state(x)
         if self._tape.gradient(self.s, x) is None:  # the state does not depend on x, or
-            check_recording()
+            check_tapes()
         self._probe = tf.zeros_like(self.s)
         self._transpose_tape = tf.GradientTape(persistent=True)
         with self._transpose_tape:

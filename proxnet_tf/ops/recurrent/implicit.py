@@ -178,21 +178,6 @@ def off_the_tape(tensors: Any) -> Any:
     return tf.nest.map_structure(lambda t: None if t is None else tf.stop_gradient(t), tensors)
 
 
-def check_recording() -> None:
-    """Raises a `NotImplementedError` where no gradient tape records: J would come out as zero."""
-    probe = tf.ones([])
-    with tf.GradientTape() as tape:
-        tape.watch(probe)
-        moved = probe + probe
-    if tape.gradient(moved, probe) is None:
-        raise NotImplementedError(
-            "The Jacobian of the state is taken by a gradient tape, and none records here. Inside "
-            "of `keras.RematScope` or `tf.recompute_grad`: make the proximal layer outside of it. "
-            "It has no derivative in forward mode (`tf.autodiff.ForwardAccumulator`): take the "
-            "product with its Jacobian by two gradient tapes, or the Jacobian by `tape.jacobian`."
-        )
-
-
 def with_gradient(
     forward: Callable[..., Explained],
     backward: Callable[..., Explained],

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.once import check_tapes
 from proxnet_tf.ops.linear.report import Observer, Report
 from proxnet_tf.ops.recurrent.equations import GATES, Equations
 from proxnet_tf.ops.recurrent.implicit import (
@@ -25,7 +26,6 @@ from proxnet_tf.ops.recurrent.implicit import (
     Solver,
     Tensors,
     by_tape,
-    check_recording,
     implicit_state,
     solve_by_products,
     with_gradient,
@@ -137,7 +137,7 @@ def new_state_of(z: tf.Tensor, c_prev: tf.Tensor, equations: Equations) -> NewSt
         s, gate = equations.new_state(z, c_prev)
     slopes = tape.gradient(s, z)
     if slopes is None:  # every activation is constant, or
-        check_recording()
+        check_tapes()
         slopes = tf.zeros_like(z)
     return NewState(s, gate, slopes[:, : GATES * s.shape[-1]])
 

@@ -33,14 +33,12 @@ def without_xla(monkeypatch):
 
 
 @pytest.fixture
-def eager_fit(request, monkeypatch):
+def eager_fit(monkeypatch):
     """`fit` and its like run step by step, as with `compile(run_eagerly=True)`.
 
-    For modules that compare numbers: tracing a graph takes most of the time of a short fit. What
-    such a module must show of graphs is marked `in_graph`.
+    For scripts and pages, whose code compiles as a user's does: tracing a graph takes most of the
+    time of a short fit.
     """
-    if "in_graph" in request.keywords:
-        return
     import keras
 
     eagerly = property(lambda model: True, lambda model, value: None)

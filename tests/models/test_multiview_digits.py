@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 from keras.layers import Dense, Dropout
 
 from proxnet_tf import CanonicalCorrelation
@@ -15,6 +16,7 @@ def total_correlation(views):
     return float(metric.result())
 
 
+@pytest.mark.slow
 def test_the_code_of_dcca_correlates_better_than_linear_cca():
     views, _ = load_multiple_features(["fou", "zer"])
     order = np.random.default_rng(0).permutation(2000)

@@ -18,7 +18,11 @@ WORKED_Z = np.array(
 # --- values --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("solver", [PLAIN, LBFGS(jit_compile=False)], ids=["newton", "lbfgs"])
+@pytest.mark.parametrize(
+    "solver",
+    [PLAIN, pytest.param(LBFGS(jit_compile=False), marks=pytest.mark.slow)],
+    ids=["newton", "lbfgs"],
+)
 @pytest.mark.parametrize("lam", [0.5, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_equals_the_full_problem(kind, solver, lam):
     x = kind.joined(24, 1, "float64")

@@ -63,7 +63,7 @@ def test_tensorboard_gets_lam_and_the_correlations(tmp_path):
     for part in ("train", "validation"):
         events = EventAccumulator(str(tmp_path / part), size_guidance={"tensors": 0}).Reload()
         found[part] = events
-    assert {"epoch_lam", "epoch_correlation", "epoch_residual"} <= {
+    assert {"epoch_lam", "epoch_correlation", "epoch_unsolved"} <= {
         *found["train"].Tags()["tensors"]
     }
     assert "epoch_correlation" in found["validation"].Tags()["tensors"]

@@ -221,6 +221,10 @@ class AdversarialModel(keras.Model):
             direction = normalize_per_example(tape.gradient(total, direction), mask)
         return direction
 
+    def export(self, filepath: Any, **kwargs: Any) -> None:
+        """Exports the model, see `keras.Model.export`: perturbations are for training alone."""
+        self.model.export(filepath, **kwargs)
+
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),

@@ -14,6 +14,12 @@ GATES = 3  # the state of every cell here is made of three: i, f, g of an LSTM; 
 BLOCKS = 4  # of pre-activations: those of the gates, and one more
 
 
+@tf.custom_gradient
+def times(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    """a o b of one shape. TensorFlow's own gradient sees to broadcasting, which LiteRT cannot."""
+    return a * b, lambda y: (y * b, y * a)
+
+
 def spread(x: tf.Tensor, blocks: tuple[int, ...]) -> tf.Tensor:
     """The parts of x, one for each of `blocks`, in their places among four, with zeros between."""
     if len(blocks) == BLOCKS:
@@ -78,7 +84,7 @@ class LSTMEquations(Equations):
     def new_state(self, z: tf.Tensor, c_prev: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
         i, f, g, o = tf.split(z, BLOCKS, axis=-1)
         i, f, o = (self.recurrent_activation(gate) for gate in (i, f, o))
-        return f * c_prev + i * self.activation(g), o
+        return tf.add_n([times(f, c_prev), times(i, self.activation(g))]), o
 
     def output(self, state: tf.Tensor, gate: tf.Tensor | None) -> tf.Tensor:
         return gate * self.activation(state)

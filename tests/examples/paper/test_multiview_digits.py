@@ -79,10 +79,14 @@ def test_bad_options_are_refused(tmp_path):
 def test_only_rrm_asks_the_encoders_for_correlation(tmp_path):
     arguments = "--seeds 0 --epochs 1 --batch-size 600 --labels-per-class 10".split()
     found = correlation_gradient.main([*arguments, "--output", str(tmp_path)])
-    assert list(found) == ["Vanilla", "RRM", *(f"ProxNet, lam {lam}" for lam in ("0.1", "1", "10"))]
+    ours = [
+        f"ProxNet{of}, lam {lam}" for lam in ("0.1", "1", "10") for of in ("", " with its envelope")
+    ]
+    assert list(found) == ["Vanilla", "RRM", *ours]
     for name, values in found.items():
         for cosine, unlabelled in values:
-            assert abs(cosine) > 0.2 if name == "RRM" else abs(cosine) < 0.2
+            asks = name in ("RRM", "ProxNet with its envelope, lam 10")
+            assert abs(cosine) > 0.2 if asks else "envelope" in name or abs(cosine) < 0.2
             assert (unlabelled == 0.0) == (name == "Vanilla")
     rows = table_rows((tmp_path / "correlation_gradient.md").read_text())
     assert [row[0] for row in rows[1:]] == list(found)

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import subprocess
 import sys
 
@@ -167,7 +168,10 @@ def test_moving_holds_the_map(exported):
 
 def run_lite(content, inputs):
     interpreter = tf.lite.Interpreter(model_content=content)
-    details = sorted(interpreter.get_input_details(), key=lambda d: d["name"])
+    details = sorted(
+        interpreter.get_input_details(),
+        key=lambda d: [int(digits) for digits in re.findall(r"\d+", d["name"])],
+    )
     for detail, x in zip(details, inputs, strict=True):
         interpreter.resize_tensor_input(detail["index"], x.shape)
     interpreter.allocate_tensors()

@@ -8,13 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.checks import at_least_float32, check_bool, check_integer, check_number
-from proxnet_tf.models.base import (
-    MultiviewModel,
-    check_layers,
-    mask_of,
-    over_last_axes,
-    with_mask,
-)
+from proxnet_tf.models.base import MultiviewModel, check_layers, mask_of, over_last_axes, with_mask
 from proxnet_tf.models.linear_cca import LinearCCA
 from proxnet_tf.models.pretraining import UNWEIGHTED, FirstStage, Pretraining
 

@@ -11,10 +11,10 @@ from proxnet_tf.checks import HasLam, at_least_float32, check_choice, check_numb
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.layers.multiview.base import MultiviewLayer
 from proxnet_tf.layers.multiview.views import Border, Views
-from proxnet_tf.ops.linear.once import by_finite_difference
 from proxnet_tf.ops.linear.report import Observer, Report
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
-from proxnet_tf.ops.multiview.gram import Sample, gram_of, masked
+from proxnet_tf.ops.multiview.finite_difference import by_finite_difference
+from proxnet_tf.ops.multiview.gram import Sample, apply_step, gram_of, masked
 from proxnet_tf.ops.multiview.of_gram import Map, correlations_of_gram, map_of_gram
 
 
@@ -149,11 +149,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
             dtype=views.rows.dtype,
             observer=observer,
         )
-        near = masked(views.valid, views.rows - tf.cast(sample.mean, views.rows.dtype))
-        moved = views.rows + tf.matmul(near, tf.cast(found.step, near.dtype))
-        if views.valid is not None:
-            moved = tf.where(views.valid, moved, views.rows)
-        return moved, sample, found
+        return apply_step(views.rows, views.valid, sample.mean, found.step), sample, found
 
     def _update_moving(self, sample: Sample, found: Map) -> None:
         """Moves the mean and the linear map towards those of a batch that has two rows or more.

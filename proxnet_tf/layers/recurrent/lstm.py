@@ -56,8 +56,8 @@ class ProxLSTMCell(GatedCell, keras.layers.LSTMCell):
         `h_t, [h_t, c_t]`. 16-bit policies compute in float32 and cast back.
 
     Raises:
-        ValueError: for lam <= 0, delta < 0, an activation that does not act
-            elementwise or cannot be differentiated twice.
+        ValueError: for lam <= 0, delta < 0, an activation that does not act elementwise or
+            cannot be differentiated twice.
 
     Example:
 

@@ -155,6 +155,15 @@ def masked(valid: tf.Tensor | None, rows: tf.Tensor) -> tf.Tensor:
     return rows if valid is None else tf.where(valid, rows, tf.zeros_like(rows))
 
 
+def apply_step(
+    rows: tf.Tensor, valid: tf.Tensor | None, mean: tf.Tensor, step: tf.Tensor
+) -> tf.Tensor:
+    """X + (X - m)(M - I) for the mean m and the step M - I, rows that are not valid unchanged."""
+    near = masked(valid, rows - tf.cast(mean, rows.dtype))
+    output = rows + tf.matmul(near, tf.cast(step, rows.dtype))
+    return output if valid is None else tf.where(valid, output, rows)
+
+
 def guarded(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Whether x is finite everywhere, and x where it is or zeros where it is not."""
     finite = tf.reduce_all(tf.math.is_finite(x))

@@ -3,10 +3,10 @@
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.linear.once import by_finite_difference
 from proxnet_tf.ops.multiview import problem
 from proxnet_tf.ops.multiview.correlation import CCA
-from proxnet_tf.ops.multiview.gram import gram_of, masked
+from proxnet_tf.ops.multiview.finite_difference import by_finite_difference
+from proxnet_tf.ops.multiview.gram import apply_step, gram_of
 from proxnet_tf.ops.multiview.of_gram import map_of_gram
 from proxnet_tf.ops.multiview.problem import bare_metric
 from tests.helpers import multiview_reference as reference
@@ -108,9 +108,7 @@ def moved(x, kind, epsilon, lam, settings, *, valid=None, gradient="implicit", o
     def prox(x, observer=None):
         sample = gram_of(x, valid)
         found = map_of_gram(kind, sample, lam, epsilon, settings, dtype=x.dtype, observer=observer)
-        near = masked(valid, x - tf.cast(sample.mean, x.dtype))
-        output = x + near @ tf.cast(found.step, x.dtype)
-        return (output if valid is None else tf.where(valid, output, x)), found
+        return apply_step(x, valid, sample.mean, found.step), found
 
     if gradient == "implicit":
         return prox(x, observer)

@@ -209,11 +209,7 @@ class Monitor:
         return {name: float(_of_this_worker(metric)) for name, metric in self.metrics.items()}
 
     def _look(
-        self,
-        prefix: str,
-        report: Report,
-        valid: tf.Tensor | None,
-        given: Given | None = None,
+        self, prefix: str, report: Report, valid: tf.Tensor | None, given: Given | None = None
     ) -> None:
         if self.metrics:
             return

@@ -31,6 +31,8 @@ from proxnet_tf import CCALoss, LinearCCA, ProxLSTM, RecallAtK
 from proxnet_tf.ops.convex.table import OPERATORS
 
 EPSILON = 1e-4
+# That this process may use: `taskset -c 0` makes every program run on one.
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 HEADER = ("case", "peer", "ours, ms", "peer, ms", "ours / peer", "least to largest")
 HEADER += ("error of ours", "of the peer")
 
@@ -52,7 +54,7 @@ def peer(module):
         return None, f"{name}: skipped ({str(problem).split(';')[0]})"
     distribution = {"sklearn": "scikit-learn"}.get(module.split(".")[0], module.split(".")[0])
     if distribution in ("cca_zoo", "cvxpylayers"):
-        importlib.import_module("torch").set_num_threads(os.cpu_count())
+        importlib.import_module("torch").set_num_threads(CORES)
     return found, f"{distribution} {importlib.metadata.version(distribution)}"
 
 

@@ -22,9 +22,10 @@ _SMOOTH = ("squared_l2", "quadratic")
 class Prox(HasLam, keras.layers.Layer):
     """The proximal map of any regulariser: argmin_{z in C} R(z) + lam/2 ||z - x||^2.
 
-    R by name or as a `Regularizer` is exact, in closed form. R as a function is solved by L-BFGS
-    and Newton (with a constraint: by accelerated projected gradient) and differentiated
-    implicitly: x, the context, and every variable or tensor that R uses get their gradient.
+    R by name or as a `Regularizer` is exact, in closed form. R as a function is solved by
+    accelerated gradient, then Newton's method (with a constraint: by accelerated projected
+    gradient alone), and differentiated implicitly: x, the context, and every variable or tensor
+    that R uses get their gradient.
     The layer has no trainable weight of its own; if R is a Keras layer, its weights are tracked.
 
     Args:

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.convex.lbfgs import Evaluation, lbfgs
 from proxnet_tf.ops.linear.cg import conjugate_gradient
 from proxnet_tf.ops.linear.number import scalar
 from proxnet_tf.ops.linear.once import check_tapes, differentiable_once
@@ -26,6 +25,8 @@ from proxnet_tf.ops.linear.report import Observer, Report, observed
 
 RowFunction = Callable[[tf.Tensor], tf.Tensor]  # (batch, n) -> (batch,)
 Projection = Callable[[tf.Tensor], tf.Tensor]  # (batch, n) -> (batch, n)
+# z -> objective over lam and scale^2 (batch,), its slope times scale (batch, n), residual (batch,)
+Evaluation = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
 _ValueAndSlope = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 _NEAR = 1e-2  # the residual below which Newton is the quicker one
@@ -67,10 +68,10 @@ def smooth_prox(
 ) -> ProxSolution:
     """argmin_{z in C} R(z) + lam/2 ||z - x||^2 for every row, with the implicit gradient.
 
-    Without `projection`: L-BFGS (see `lbfgs`), polished by Newton steps. With
-    it: accelerated projected gradient with backtracking and restarts. Differentiable once. R has
-    to be convex, or its curvature above -lam; otherwise a local minimum or `converged == False`
-    comes back. A row whose iterates stop being finite returns its start.
+    Accelerated (projected) gradient with backtracking and restarts; without `projection` Newton
+    steps finish. Differentiable once. R has to be convex, or its curvature above -lam; otherwise a
+    local minimum or `converged == False` comes back. A row whose iterates stop being finite
+    returns its start.
 
     Args:
         regularizer: R, (batch, n) -> (batch,), smooth where it is finite, +inf elsewhere; row i of
@@ -122,15 +123,12 @@ def smooth_prox(
         residual = tf.where(known, residual, tf.cast(float("inf"), residual.dtype))
         return value, shift / scale + gap, residual
 
+    near = max(tolerance, _NEAR) if projection is None else tolerance
+    z, iterations = _accelerated_gradient(evaluate, project, origin, scale, near, max_iterations)
+    z = _finite_or(z, origin)
     if projection is None:
-        near = max(tolerance, _NEAR)
-        z, iterations = lbfgs(evaluate, origin, scale, near, max_iterations)
         z, more = _newton(evaluate, gradient, z, fixed_lam, scale, tolerance, max_iterations)
         iterations += more
-    else:
-        z, iterations = _projected_gradient(
-            evaluate, project, origin, scale, tolerance, max_iterations
-        )
     z = tf.stop_gradient(_finite_or(z, origin))
     residual = tf.stop_gradient(evaluate(z)[2])
     point = _differentiable_point(gradient, project, z, x, lam, max_iterations, observer)
@@ -197,7 +195,7 @@ def _newton(
     tolerance: float,
     max_iterations: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Newton-CG with backtracking, from where L-BFGS ends. A row ends when no length helps it."""
+    """Newton-CG with backtracking. A row ends when no length helps it."""
     rounding = 10 * np.finfo(z.dtype.as_numpy_dtype).eps
 
     def newton(
@@ -241,7 +239,7 @@ def _newton(
     return z, iterations
 
 
-def _projected_gradient(
+def _accelerated_gradient(
     evaluate: Evaluation,
     project: Projection,
     origin: tf.Tensor,
@@ -249,48 +247,55 @@ def _projected_gradient(
     tolerance: float,
     max_iterations: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Accelerated projected gradient; every row has its own step length and restarts.
+    """Accelerated gradient, projected onto C; every row has its own step length and restarts.
 
     The objective over lam has curvature 1 at least, so the momentum is that of strong convexity.
     """
     rounding = 10 * np.finfo(origin.dtype.as_numpy_dtype).eps
-    value, _, residual = evaluate(origin)
+    value, slope, residual = evaluate(origin)
     lost = tf.math.is_nan(value)  # no step brings such a row back
 
     def step(
-        iteration: tf.Tensor, z: tf.Tensor, ahead: tf.Tensor, length: tf.Tensor, _: tf.Tensor
+        iteration: tf.Tensor,
+        z: tf.Tensor,
+        slope: tf.Tensor,
+        ahead: tf.Tensor,
+        length: tf.Tensor,
+        _: tf.Tensor,
     ) -> tuple[tf.Tensor, ...]:
-        slope = evaluate(ahead)[1] * scale
+        value, slope_ahead, _ = evaluate(ahead)
+        inside = tf.math.is_finite(value)[:, tf.newaxis]  # momentum may leave the domain of R
+        ahead, slope = tf.where(inside, ahead, z), tf.where(inside, slope_ahead, slope)
 
         def attempt(length: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            candidate = project(ahead - length[:, tf.newaxis] * slope)
+            candidate = project(ahead - length[:, tf.newaxis] * slope * scale)
             move = (candidate - ahead) / scale
             value, moved_slope, residual = evaluate(candidate)
-            curvature = tf.reduce_sum((moved_slope - slope / scale) * move, axis=-1)
+            curvature = tf.reduce_sum((moved_slope - slope) * move, axis=-1)
             short = curvature * length <= tf.reduce_sum(move**2, axis=-1)
             short |= tf.reduce_max(tf.abs(move), axis=-1) <= rounding
             short &= tf.math.is_finite(value)
-            return candidate, residual, length, short | lost | (length < 1e-12)
+            return candidate, moved_slope, residual, length, short | lost | (length < 1e-30)
 
-        candidate, residual, length, _ = tf.while_loop(
-            lambda candidate, residual, length, short: ~tf.reduce_all(short),
-            lambda candidate, residual, length, short: attempt(tf.where(short, length, length / 2)),
+        candidate, slope, residual, length, _ = tf.while_loop(
+            lambda *state: ~tf.reduce_all(state[-1]),
+            lambda *state: attempt(tf.where(state[-1], state[-2], state[-2] / 2)),
             attempt(length),
-            maximum_iterations=60,
+            maximum_iterations=100,
         )
         weight = (1 - tf.sqrt(length)) / (1 + tf.sqrt(length))
         # Restart where the momentum points uphill (O'Donoghue and Candes, 2015).
         uphill = tf.reduce_sum((ahead - candidate) / scale * ((candidate - z) / scale), axis=-1) > 0
         weight = tf.where(uphill, tf.zeros_like(weight), weight)
         ahead = project(candidate + weight[:, tf.newaxis] * (candidate - z))
-        length = tf.minimum(1.1 * length, 1)
-        return iteration + 1, candidate, ahead, length, residual
+        length = tf.minimum(1.5 * length, 1)
+        return iteration + 1, candidate, slope, ahead, length, residual
 
     length = tf.ones_like(scale[:, 0])
     iterations, z, *_ = tf.while_loop(
         lambda *state: tf.reduce_any((state[-1] > tolerance) & ~lost),
         step,
-        (tf.zeros([], tf.int32), origin, origin, length, residual),
+        (tf.zeros([], tf.int32), origin, slope, origin, length, residual),
         maximum_iterations=max_iterations,
     )
     return z, iterations

@@ -182,40 +182,6 @@ def test_lam_in():
     assert np.isnan(layer.lam_in(tf.float64).numpy())
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_two_of_a_kind_have_weights_of_their_own_paths(name, tmp_path):
-    make, inputs = LAYERS[name]
-    symbolic = tf.nest.map_structure(lambda x: keras.Input(x.shape[1:]), inputs)
-    layers = make(), make()
-    made = tf.nest.flatten([layer(symbolic) for layer in layers])
-    model = keras.Model(symbolic, made)
-    model.compile("sgd", "mse")
-    for k, layer in enumerate(layers):
-        OWNER.get(name, lambda layer: layer)(layer).lam = k + 1.0
-    tree = model.get_state_tree("numpy_array")["non_trainable_variables"]
-    assert {1.0, 2.0} <= {float(x) for x in tf.nest.flatten(tree) if np.ndim(x) == 0}
-    model.save(tmp_path / "model.keras")
-    twin = keras.saving.load_model(tmp_path / "model.keras")
-    for ours, theirs in zip(model.weights, twin.weights, strict=True):
-        assert ours.name == theirs.name
-        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
-
-
-def test_both_directions():
-    model = keras.Sequential(
-        [
-            keras.Input((5, 4)),
-            keras.layers.Bidirectional(ProxLSTM(2, return_sequences=True)),
-            keras.layers.Bidirectional(ProxLSTM(2)),
-        ]
-    )
-    paths = [v.path for v in model.weights if v.name == "lam"]
-    assert len(set(paths)) == 4
-    assert all("bidirectional" in path and path.endswith("prox_lstm_cell/lam") for path in paths)
-    model.compile("sgd", "mse")
-    model.get_state_tree()
-
-
 def test_inside_a_subclassed_model():
     class Model(keras.Model):
         def __init__(self):

@@ -8,7 +8,6 @@ from keras.layers import Dense
 from proxnet_tf import (
     CCARegularizer,
     GCCARegularizer,
-    LambdaSchedule,
     MultiviewClassifier,
     ProxCCA,
     ProxGCCA,
@@ -133,18 +132,6 @@ def test_rows_of_weight_zero_feed_only_the_correlation():
             wanted += cca_loss(*model.encode(views))
         found = training_loss(model, views, wrong, sample_weight=weights)
         np.testing.assert_allclose(found, float(wanted), rtol=1e-5)
-
-
-def test_lambda_schedule_drives_the_layer_in_the_model():
-    views, labels = make_data()
-    model = MultiviewClassifier(encoders(), predictors(), ProxCCA(lam=0.5, monitor=True, **PLAIN))
-    model.compile("adam", entropy(), run_eagerly=True)
-    history = model.fit(
-        views, labels, epochs=2, verbose=0, callbacks=[LambdaSchedule(lambda t: 2.0 + t)]
-    ).history
-    assert history["lam"] == [2.0, 3.0]
-    assert float(model.between[0].lam) == 3.0
-    assert history["correlation"][0] > history["correlation_before"][0]
 
 
 def test_sequences_with_a_mask_reach_the_layer():

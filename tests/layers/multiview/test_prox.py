@@ -221,15 +221,6 @@ def test_nothing_to_correlate_passes_unchanged(kind, case):
     assert [layer.status[name] for name in names] == [0.0] * 5
 
 
-def test_monitored_correlation_of_columns_in_different_units():
-    rng = np.random.default_rng(8)
-    s = rng.uniform(size=300)
-    views = [np.c_[1e8 * rng.normal(size=300), s], np.c_[s, rng.normal(size=300)]]
-    layer = ProxCCA(1, epsilon=0.0, monitor=True, dtype="float64", solver=PLAIN)
-    layer(views)
-    np.testing.assert_allclose(layer.status["correlation_before"], 1.0, atol=1e-6)
-
-
 @pytest.mark.parametrize("inference", ["identity", "batch", "moving"])
 @pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:.*unsolved")

@@ -15,7 +15,6 @@ from proxnet_tf.ops.recurrent.implicit import (
     with_gradient,
 )
 from tests.helpers.prox_recurrent_reference import prox
-from tests.ops.recurrent.cases import check_gradient
 
 
 def derivatives(function, t, orders):
@@ -172,21 +171,6 @@ def test_values_and_derivatives_of_three_orders(jit_compile, k, graph):
     np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
-def test_reports_of_both_passes():
-    seen = []
-    x, a = tf.constant(0.25), tf.constant(2.0)
-    with tf.GradientTape() as tape:
-        tape.watch([x, a])
-        (y, z), report = wave_of(x, a, observer=lambda r: seen.append(r) or [])
-        loss = 4.0 * y + z
-    assert not seen
-    assert (float(report.residual), int(report.iterations)) == (0.25, 3) and report.converged
-    tape.gradient(loss, [x, a])
-    assert len(seen) == 1
-    assert (float(seen[0].residual), int(seen[0].iterations)) == (4.0, 7)
-    assert not seen[0].converged
-
-
 # --- the state ------------------------------------------------------------------------------------
 
 
@@ -211,21 +195,6 @@ def state_of(p, s, mask=None, observer=None, solve=fixed_solve):
 
     constants = {"mask": mask, "nothing": None}
     return implicit_state([p], s, constants, solve, transpose, contract, observer)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_state_and_its_gradient(masked):
-    rng = np.random.default_rng(0)
-    values = [rng.normal(size=(3, 2)), rng.normal(size=(3, 2))]
-    mask = rng.integers(0, 2, size=(3, 2)) * 2.0 if masked else None
-    constant = None if mask is None else tf.constant(mask)
-
-    def expected(p, s):
-        return [s / (1 + (p if mask is None else p * mask) ** 2)]
-
-    check_gradient(lambda p, s: [state_of(p, s, constant)[0]], expected, values, atol=1e-8)
-    report = state_of(*values, constant)[1]
-    np.testing.assert_array_equal(report.residual, np.abs(values[1][:, 0]))
 
 
 @pytest.mark.parametrize("graph, orders", [(False, 4), (True, 2)])

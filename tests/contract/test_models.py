@@ -127,8 +127,9 @@ def sequential(inner, inputs):
     return keras.Sequential([inputs, inner, keras.layers.Dense(2)])
 
 
+ONCE = ("DCCAE", "AdversarialModel")  # the other places are shown with these
 PLACES = [
-    (name, kind)
+    pytest.param(name, kind, marks=[] if kind is functional or name in ONCE else pytest.mark.slow)
     for name, case in MODELS.items()
     for kind in (functional, sequential, Outer)
     if kind is not sequential or not isinstance(case.inputs, list)  # it has one input

@@ -96,9 +96,8 @@ def other_units(n, ratio, dtype="float64"):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-9])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("n", [1000, 5000])
-@pytest.mark.parametrize("ratio", [1e-8, 1.0, 2e3, 1e5, 1e8])
+@pytest.mark.parametrize("n, dtype", [(1000, "float64"), (5000, "float32")])
+@pytest.mark.parametrize("ratio", [1e-8, 1.0, 2e3, 1e8])
 def test_columns_of_other_units_are_not_lost(ratio, n, dtype, epsilon):
     x = tf.constant(other_units(n, ratio, dtype))
     if ratio < 1.0:

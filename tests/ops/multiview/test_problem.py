@@ -11,7 +11,7 @@ from proxnet_tf.ops.multiview.gram import EXACT_RANK
 from tests.helpers.data import shared_views
 from tests.ops.multiview.cases import Case, deficient_rows
 
-KINDS = [CCA((3, 3), 3), CCA((2, 4), 2), CCA((4, 2), 1), GCCA((3, 3), 3), GCCA((2, 1, 2), 3)]
+KINDS = [CCA((3, 4), 3), CCA((3, 4), 2), CCA((4, 2), 1), GCCA((3, 4), 4), GCCA((3, 4, 2), 4)]
 UNITS = np.array([1.0, 1e-4, 1e3, 1.0, 1e6, 1e-2])
 
 

@@ -24,18 +24,6 @@ def masks_of(rng, batch, features, number):
     )
 
 
-def dense_jacobian(slopes, kernel, masks):
-    """J = sum_k diag(slopes_k) K_k^T diag(mask_k), example by example."""
-    units = kernel.shape[1] // 3
-    j = np.zeros((len(slopes), units, len(kernel)))
-    for n in range(len(slopes)):
-        for k in range(3):
-            columns = slice(k * units, (k + 1) * units)
-            factor = 1.0 if masks is None else masks[k % len(masks)][n]
-            j[n] += np.diag(slopes[n, columns]) @ (kernel[:, columns].T * factor)
-    return j
-
-
 def check_gradient(function, numpy_function, values, atol=1e-6):
     """Values, and gradients of a random function of them, against differences of NumPy's."""
     tensors = [tf.constant(v) for v in values]

@@ -10,6 +10,10 @@ import tensorflow as tf
 from proxnet_tf import MultiWorkerStrategy, Prox, ProxCCA, ProxDropout, ProxLSTM, ProxRNNCell
 from proxnet_tf.layers.monitor import Monitor, Worst, check_monitor
 from proxnet_tf.ops.linear.report import Report, exact, observed
+from proxnet_tf.solvers import Newton
+from tests.helpers.data import COMPONENTS, SIZES
+
+PLAIN = Newton(jit_compile=False)
 
 
 def report(residual, tolerance=0.1, iterations=3):
@@ -59,11 +63,6 @@ class Halves(keras.layers.Layer):
         return {**super().get_config(), "monitor": self.monitor, "steps": self.steps}
 
 
-@pytest.mark.parametrize("value", [True, False, "all", "left"])
-def test_allowed_values(value):
-    assert check_monitor(value) is value
-
-
 @pytest.mark.parametrize("value", ["", None, 1, ["left"], 0.5])
 def test_refused_values(value):
     with pytest.raises(ValueError, match=r"`monitor` must be True, False, 'all' or a string"):
@@ -85,17 +84,6 @@ def test_worst():
     worst.reset_state()
     worst.update_state([1.0])
     assert worst.result() == 1.0
-
-
-def test_worst_in_a_graph():
-    worst = Worst()
-
-    @tf.function
-    def update(x):
-        worst.update_state(x)
-        return worst.result()
-
-    assert [float(update(tf.constant(x))) for x in (0.5, 0.25, 1.5)] == [0.5, 0.5, 1.5]
 
 
 def test_values_over_calls():
@@ -283,7 +271,7 @@ def lstm(**arguments):
 
 
 BROKEN = {
-    "ProxCCA": (lambda: ProxCCA(1, split=(2, 2), inference="batch"), (6, 4)),
+    "ProxCCA": (lambda: ProxCCA(COMPONENTS, split=SIZES, inference="batch", solver=PLAIN), (9, 7)),
     "Prox": (lambda: Prox(lambda z: tf.reduce_sum(tf.sqrt(1 + z**2), axis=-1)), (3, 4)),
     "ProxDropout": (lambda: ProxDropout(), (3, 4)),
     "ProxLSTM": (lstm, (2, 3, 4)),

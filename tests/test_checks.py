@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf import (
-    Prox,
-    Regularizer,
-)
+from proxnet_tf import Prox, Regularizer
 from proxnet_tf.checks import LamWeight, check_integer
 from tests.helpers.registry import LAYERS, layers
 

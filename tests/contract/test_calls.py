@@ -170,8 +170,7 @@ def test_inputs_of_another_dtype(name):
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    ["float32", "mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)],
+    "dtype", ["float32", "mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("name", layers())
 def test_fit_moves_what_is_trainable_and_keeps_everything_finite(name, dtype):

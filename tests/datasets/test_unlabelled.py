@@ -266,10 +266,7 @@ X = UNLABELLED
         ),
         (lambda: with_unlabelled(dataset(*LABELLED).take(0), X), "`labelled`.*empty dataset"),
         (lambda: with_unlabelled(("a", LABELLED[1]), X), r"arrays with rows. Received: <U1 \(\)"),
-        (
-            lambda: with_unlabelled(LABELLED, X, shuffle="no"),
-            "`shuffle` must be True or.*'no'",
-        ),
+        (lambda: with_unlabelled(LABELLED, X, shuffle="no"), "`shuffle` must be True or.*'no'"),
         (lambda: with_unlabelled(LABELLED, X, seed="a"), "`seed` must be an integer.*seed='a'"),
     ],
 )

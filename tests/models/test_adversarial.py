@@ -6,11 +6,7 @@ import pytest
 import tensorflow as tf
 
 from proxnet_tf.layers.recurrent.lstm import ProxLSTM
-from proxnet_tf.models.adversarial import (
-    AdversarialModel,
-    kl_divergence,
-    normalize_per_example,
-)
+from proxnet_tf.models.adversarial import AdversarialModel, kl_divergence, normalize_per_example
 
 STEPS, FEATURES, CLASSES = 6, 3, 4
 LENGTHS = np.array([6, 2, 4, 5])

@@ -7,12 +7,10 @@ from keras.layers import Dense
 
 from proxnet_tf import (
     CCARegularizer,
-    GCCARegularizer,
     MultiviewClassifier,
     ProxCCA,
     ProxGCCA,
     cca_loss,
-    gcca_loss,
 )
 from tests.helpers.layer_checks import assert_same
 from tests.helpers.multiview_models import (
@@ -95,15 +93,6 @@ def test_correlation_terms_are_added_to_the_loss():
         assert correlation < -1.0
         wanted = float(data_loss + weight * correlation)
         np.testing.assert_allclose(training_loss(model, views, labels), wanted, rtol=1e-5)
-
-
-def test_three_views_add_the_distance_from_a_common_core():
-    views, labels = make_data(views=3)
-    layer = GCCARegularizer(0.5, num_components=4, epsilon=0.1)
-    model = MultiviewClassifier(encoders(3), predictors(3), layer)
-    risk = entropy()(labels, model(views))
-    wanted = risk + 0.5 * gcca_loss(model.encode(views), 4, 0.1)
-    np.testing.assert_allclose(training_loss(model, views, labels), wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize("regularized", [False, True])

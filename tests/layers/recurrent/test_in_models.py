@@ -8,16 +8,7 @@ import pytest
 import tensorflow as tf
 
 from proxnet_tf import ProxGRU, ProxLSTM, ProxRNNCell
-from tests.layers.recurrent.cases import (
-    BATCH,
-    FEATURES,
-    RNN,
-    STEPS,
-    UNITS,
-    built,
-    data,
-    randomize,
-)
+from tests.layers.recurrent.cases import BATCH, FEATURES, RNN, STEPS, UNITS, built, data, randomize
 
 # How a layer over sequences is made of each class.
 LAYERS = {

@@ -68,16 +68,6 @@ def test_slope_and_its_differential_are_those_of_the_value(kind):
     np.testing.assert_allclose(exact, numeric, rtol=1e-6)
 
 
-def test_products_of_wide_views_are_those_of_the_dense_matrices():
-    kind = CCA((70, 65), 60)
-    rng = np.random.default_rng(3)
-    x = tf.constant(rng.normal(size=(5, 135)))
-    blocks = tf.constant(kind.block_mask * rng.normal(size=(135, 135)))
-    np.testing.assert_allclose(kind.by_view(x, blocks), x @ blocks, atol=1e-12)
-    slope = kind.slope(kind.decompose(covariance(kind.sizes, 400), tf.constant(0.1, tf.float64)))
-    np.testing.assert_allclose(kind.times_slope(x, slope), x @ slope, atol=1e-12)
-
-
 @pytest.mark.parametrize("kind", [CCA((2, 2), 2), GCCA((2, 2), 2)])
 def test_covariance_that_cannot_be_decomposed_gives_nan(kind):
     for bad in (np.full((4, 4), np.nan), -np.eye(4)):

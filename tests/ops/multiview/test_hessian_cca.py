@@ -7,12 +7,7 @@ import tensorflow as tf
 from proxnet_tf.ops.multiview import hessian_cca
 from proxnet_tf.ops.multiview.correlation import CCA
 from tests.helpers.data import shared_views
-from tests.ops.multiview.cases import (
-    Case,
-    deficient_rows,
-    hessian_times,
-    inverses,
-)
+from tests.ops.multiview.cases import Case, deficient_rows, hessian_times, inverses
 
 KINDS = [CCA((3, 4), 3), CCA((3, 4), 2), CCA((4, 2), 1)]
 

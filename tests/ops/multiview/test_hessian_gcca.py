@@ -6,12 +6,7 @@ import tensorflow as tf
 
 from proxnet_tf.ops.multiview import hessian_gcca
 from proxnet_tf.ops.multiview.correlation import GCCA
-from tests.ops.multiview.cases import (
-    Case,
-    deficient_rows,
-    hessian_times,
-    inverses,
-)
+from tests.ops.multiview.cases import Case, deficient_rows, hessian_times, inverses
 
 KINDS = [GCCA((3, 4), 4), GCCA((3, 4, 2), 4), GCCA((2, 3, 2), 7)]
 

@@ -358,10 +358,7 @@ def test_many_float32_rows_are_read_in_blocks(known):
 
 @pytest.mark.parametrize(
     "kind, lam",
-    [
-        (CCA((70, 62), 20), 1.0),
-        pytest.param(GCCA((50, 40, 42), 20), 30.0, marks=pytest.mark.slow),
-    ],
+    [(CCA((70, 62), 20), 1.0), pytest.param(GCCA((50, 40, 42), 20), 30.0, marks=pytest.mark.slow)],
 )
 def test_wide_views_are_solved_in_single_precision_with_refinement(kind, lam):
     rng, objective = np.random.default_rng(20), "cca" if isinstance(kind, CCA) else "gcca"

@@ -142,10 +142,7 @@ def wave_of(x, a, k=None, power=1, **more):
     return with_gradient(wave, wave_gradient, wave_composed, [x, a], [k], power, **more)
 
 
-@pytest.mark.parametrize(
-    "jit_compile, k, graph",
-    [(False, None, False), (True, 2.0, True)],
-)
+@pytest.mark.parametrize("jit_compile, k, graph", [(False, None, False), (True, 2.0, True)])
 def test_values_and_derivatives_of_three_orders(jit_compile, k, graph):
     """Along a curve x = t, a = t^2: y = t^2 sin(k t)^2, z = t^2 + t."""
     number = None if k is None else tf.constant(k, tf.float64)

@@ -6,12 +6,7 @@ import tensorflow as tf
 
 from proxnet_tf.ops.recurrent.equations import LSTMEquations
 from proxnet_tf.ops.recurrent.implicit import Solver
-from proxnet_tf.ops.recurrent.step import (
-    GateKernels,
-    cell_step,
-    composed_step,
-    prox_step,
-)
+from proxnet_tf.ops.recurrent.step import GateKernels, cell_step, composed_step, prox_step
 from tests.helpers import prox_recurrent_reference as reference
 from tests.ops.recurrent.cases import (
     BLOCKS,

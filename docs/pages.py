@@ -32,7 +32,7 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
     ),
     "Retrieval": (
         "How well codes of one view find their partners in another.",
-        ["RecallAtK", "MeanReciprocalRank", "MedianRank"],
+        ["RecallAtK"],
     ),
     "Recurrent nets": (
         "Recurrent layers whose state moves towards what a small change of the input leaves alone.",

@@ -17,7 +17,7 @@ from proxnet_tf.layers.recurrent.any_cell import ProxRNNCell
 from proxnet_tf.layers.recurrent.gru import ProxGRU, ProxGRUCell
 from proxnet_tf.layers.recurrent.lstm import ProxLSTM, ProxLSTMCell
 from proxnet_tf.losses import CCALoss, GCCALoss, cca_loss, gcca_loss
-from proxnet_tf.metrics import CanonicalCorrelation, MeanReciprocalRank, MedianRank, RecallAtK
+from proxnet_tf.metrics import CanonicalCorrelation, RecallAtK
 from proxnet_tf.models import (
     DCCA,
     DCCAE,
@@ -40,8 +40,6 @@ __all__ = [
     "Invariance",
     "LambdaSchedule",
     "LinearCCA",
-    "MeanReciprocalRank",
-    "MedianRank",
     "MultiWorkerStrategy",
     "MultiviewClassifier",
     "Prox",

@@ -134,40 +134,7 @@ def recall(pairs: Pairs, k: int) -> tf.Tensor:
     return tf.minimum(tf.maximum(float(k) - pairs.ahead, 0.0), places) / places
 
 
-def reciprocal(pairs: Pairs) -> tf.Tensor:
-    """Expected reciprocal rank, (1/(g + 1) + .. + 1/(g + t + 1)) / (t + 1), `[2, C]`."""
-    first = pairs.ahead + 1.0
-    places = pairs.tied + 1.0
-    total = tf.math.digamma(first + places) - tf.math.digamma(first)
-    return tf.where(places > 1.0, total / places, 1.0 / first)
-
-
-def rank(pairs: Pairs) -> tf.Tensor:
-    """Expected rank, g + 1 + t / 2, `[2, C]`."""
-    return pairs.ahead + 1.0 + 0.5 * pairs.tied
-
-
 def mean(pairs: Pairs, values: tf.Tensor) -> tf.Tensor:
     """Weighted means of the values of the queries of each direction, `[2]`; 0 without pairs."""
     total = tf.reduce_sum(pairs.weights)
     return tf.math.divide_no_nan(tf.linalg.matvec(values, pairs.weights), total)
-
-
-def median(pairs: Pairs, values: tf.Tensor) -> tf.Tensor:
-    """Weighted medians of the values, `[2]`; 0 without pairs.
-
-    It is the middle of all numbers between which half of the weight lies on either side: for
-    weights that are counts, the median of the values repeated as often.
-    """
-    infinity = tf.cast(np.inf, values.dtype)
-    values = tf.where(pairs.weights != 0, values, infinity)  # unused places come last
-    order = tf.argsort(values, axis=-1)
-    values = tf.gather(values, order, batch_dims=1)
-    below = tf.cumsum(tf.gather(pairs.weights, order), axis=-1)
-    half = 0.5 * below[:, -1:]
-    rounding = 1e-9
-    lower = tf.where(below >= half * (1.0 - rounding), values, infinity)
-    upper = tf.where(below > half * (1.0 + rounding), values, infinity)
-    middle = 0.5 * (tf.reduce_min(lower, axis=-1) + tf.reduce_min(upper, axis=-1))
-    middle = tf.where(half[:, 0] == 0, tf.zeros_like(middle), middle)
-    return tf.where(tf.math.is_nan(half[:, 0]), half[:, 0], middle)

@@ -10,20 +10,74 @@ import tensorflow as tf
 from proxnet_tf.checks import check_choice, check_integer
 from proxnet_tf.layers.multiview.views import Border
 from proxnet_tf.metrics import ranks
-from proxnet_tf.ops.multiview.correlation import GCCA
+from proxnet_tf.ops.multiview.correlation import CCA
 
 DIRECTIONS = ("both", "first_to_second", "second_to_first")
 
 
-class _Retrieval(keras.metrics.Metric):
-    """What the metrics of retrieval share: everything but the score of a query."""
+@keras.saving.register_keras_serializable(package="proxnet_tf")
+class RecallAtK(keras.metrics.Metric):
+    """Share of queries whose partner is among the k most similar codes of the other view.
 
-    default_name: str
+        recall at k = mean_i P(r_i <= k)
+        r_i = 1 + #{j: s_ij > s_ii},  s_ij = cos(a_i, b_j)
+
+    with the codes a_i and b_i of pair i. Every code is a query, and its candidates are the codes of
+    the other view of **all** pairs since the last reset: the result is that of the whole epoch, and
+    grows harder with it. Ties are broken at random, and the result is the expectation: of t
+    candidates tied with the partner and g ahead of it, P(r_i <= k) = min(max(k - g, 0), t + 1) /
+    (t + 1). Cosines that differ by at most 1e-12 are tied; a code of zeros has the cosine 0 with
+    all.
+
+    The codes are kept, normalised and in float64, in memory of the fixed size `capacity`, with two
+    counts for each query. A batch is compared with what is kept when it arrives: so m rows cost
+    m * capacity products of codes, the result costs little, and a whole epoch costs what comparing
+    all pairs at its end would. Under a `tf.distribute` strategy the first replica keeps the pairs
+    of all replicas.
+
+    Args:
+        k: at how many candidates a user looks, >= 1.
+        direction: "first_to_second" (codes of the first view are the queries), "second_to_first",
+            or "both" (default), the mean of the two.
+        capacity: how many pairs have place, >= 1; 4096 by default. It needs 16 d + 40 bytes for
+            each pair of codes of width d. With more pairs the result is NaN, and outside of graphs
+            there is a warning.
+        split: widths of the views that come side by side in one tensor; two halves by default.
+        nan_is_missing: whether a NaN in one of the two views marks its row as missing; such rows
+            take no part. False by default: then a NaN makes the result NaN.
+        name: name of the metric; "recall_at_{k}" by default.
+        **kwargs: of `keras.metrics.Metric`: `dtype` of the result.
+
+    Call arguments (`update_state`):
+        y_true: ignored (Keras passes the target).
+        y_pred: two views: a list of `(batch, d)` or `(batch, time, d)`, or one tensor with the
+            views side by side. Steps are rows. Keras masks are respected. The two views have one
+            width: project them first where it differs.
+        sample_weight: the weight of the two queries of a row in the mean, `(batch,)` or
+            `(batch, time)`; >= 0. A row of weight 0 takes no part, as a candidate neither. A
+            negative weight or NaN makes the result NaN.
+
+    `result()` is in [0, 1]; 0 before the first pair.
+
+    Raises:
+        ValueError: an argument outside its range, views of different widths or of others than
+            before, and as `ProxCCA`.
+
+    Example:
+
+    >>> metric = RecallAtK(1, direction="first_to_second")
+    >>> words = keras.ops.eye(3)
+    >>> metric.update_state(None, [words, keras.ops.take(words, [0, 2, 1], axis=0)])
+    >>> print(f"{float(metric.result()):.2f}")  # one of three finds its partner
+    0.33
+
+    Reference: Hodosh, Young, Hockenmaier, Framing image description as a ranking task (2013).
+    """
 
     def __init__(
         self,
+        k: int = 1,
         *,
-        views: Sequence[int] = (0, 1),
         direction: str = "both",
         capacity: int = 4096,
         split: Sequence[int] | None = None,
@@ -31,12 +85,12 @@ class _Retrieval(keras.metrics.Metric):
         name: str | None = None,
         **kwargs: Any,
     ):
-        super().__init__(name=name or self.default_name, **kwargs)
-        self.views = _check_pair(views)
+        self.k = check_integer("k", k)
+        super().__init__(name=name or f"recall_at_{self.k}", **kwargs)
         self.direction = check_choice("direction", direction, DIRECTIONS)
         self.capacity = check_integer("capacity", capacity)
         self.border = Border(
-            type(self).__name__, GCCA, 1, epsilon=0.0, split=split, nan_is_missing=nan_is_missing
+            type(self).__name__, CCA, None, epsilon=0.0, split=split, nan_is_missing=nan_is_missing
         )
         self._state: list[Any] = []
 
@@ -56,13 +110,13 @@ class _Retrieval(keras.metrics.Metric):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds the pairs of a batch, and ranks them and the earlier ones among all."""
-        views = self.border.enter(y_pred, dtype="float64", only=self.views)
+        views = self.border.enter(y_pred, dtype="float64")
         width, other = views.correlation.sizes
         if width != other:
             raise ValueError(
                 f"{type(self).__name__} compares codes of one width by their cosine; project the "
-                "views to a common space first, see `LinearCCA.project` and `DCCA.project`. "
-                f"Received: the views {self.views} of the widths {views.correlation.sizes}"
+                "views to a common space first, see `LinearCCA.project`. Received: views of the "
+                f"widths {views.correlation.sizes}"
             )
         if not self._state:
             with tf.init_scope():  # in a graph over replicas the gathering below would fail
@@ -90,16 +144,12 @@ class _Retrieval(keras.metrics.Metric):
     def _pairs(self) -> ranks.Pairs:
         return ranks.Pairs(*(tf.convert_to_tensor(variable) for variable in self._state))
 
-    def _score(self, pairs: ranks.Pairs) -> tf.Tensor:
-        """The score of either direction, `[2]`."""
-        raise NotImplementedError
-
     def result(self) -> tf.Tensor:
         """The metric of all pairs so far, a scalar; NaN if there were more than `capacity`."""
         if not self._state:
             return tf.zeros([], self.dtype)
         pairs = self._pairs()
-        both = self._score(pairs)
+        both = ranks.mean(pairs, ranks.recall(pairs, self.k))
         scores = {"both": 0.5 * (both[0] + both[1]), DIRECTIONS[1]: both[0], DIRECTIONS[2]: both[1]}
         full = pairs.count > self.capacity
         if tf.executing_eagerly() and bool(full):
@@ -114,174 +164,9 @@ class _Retrieval(keras.metrics.Metric):
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
-            "views": self.views,
+            "k": self.k,
             "direction": self.direction,
             "capacity": self.capacity,
             "split": self.border.split,
             "nan_is_missing": self.border.nan_is_missing,
         }
-
-
-@keras.saving.register_keras_serializable(package="proxnet_tf")
-class RecallAtK(_Retrieval):
-    """Share of queries whose partner is among the k most similar codes of the other view.
-
-        recall at k = mean_i P(r_i <= k)
-        r_i = 1 + #{j: s_ij > s_ii},  s_ij = cos(a_i, b_j)
-
-    with the codes a_i and b_i of pair i. Every code is a query, and its candidates are the codes of
-    the other view of **all** pairs since the last reset: the result is that of the whole epoch, and
-    grows harder with it. Ties are broken at random, and the result is the expectation: of t
-    candidates tied with the partner and g ahead of it, P(r_i <= k) = min(max(k - g, 0), t + 1) /
-    (t + 1). Cosines that differ by at most 1e-12 are tied; a code of zeros has the cosine 0 with
-    all.
-
-    The codes are kept, normalised and in float64, in memory of the fixed size `capacity`, with two
-    counts for each query. A batch is compared with what is kept when it arrives: so m rows cost
-    m * capacity products of codes, the result costs little, and a whole epoch costs what comparing
-    all pairs at its end would. Under a `tf.distribute` strategy the first replica keeps the pairs
-    of all replicas.
-
-    Args:
-        k: at how many candidates a user looks, >= 1.
-        views: the indices, from 0, of the first and the second view of a pair; (0, 1) by default.
-        direction: "first_to_second" (codes of the first view are the queries), "second_to_first",
-            or "both" (default), the mean of the two.
-        capacity: how many pairs have place, >= 1; 4096 by default. It needs 16 d + 40 bytes for
-            each pair of codes of width d. With more pairs the result is NaN, and outside of graphs
-            there is a warning.
-        split: widths of the views that come side by side in one tensor; two halves by default.
-        nan_is_missing: whether a NaN in one of the two views marks its row as missing; such rows
-            take no part. False by default: then a NaN makes the result NaN.
-        name: name of the metric; "recall_at_{k}" by default.
-        **kwargs: of `keras.metrics.Metric`: `dtype` of the result.
-
-    Call arguments (`update_state`):
-        y_true: ignored (Keras passes the target).
-        y_pred: two or more views: a list of `(batch, d)` or `(batch, time, d)`, or one tensor with
-            the views side by side. Steps are rows. Keras masks of the two views are respected. The
-            two views have one width: project them first where it differs.
-        sample_weight: the weight of the two queries of a row in the mean, `(batch,)` or
-            `(batch, time)`; >= 0. A row of weight 0 takes no part, as a candidate neither. A
-            negative weight or NaN makes the result NaN.
-
-    `result()` is in [0, 1]; 0 before the first pair.
-
-    Raises:
-        ValueError: an argument outside its range, views of different widths or of others than
-            before, and as `ProxGCCA`.
-
-    Example:
-
-    >>> metric = RecallAtK(1, direction="first_to_second")
-    >>> words = keras.ops.eye(3)
-    >>> metric.update_state(None, [words, keras.ops.take(words, [0, 2, 1], axis=0)])
-    >>> print(f"{float(metric.result()):.2f}")  # one of three finds its partner
-    0.33
-
-    Reference: Hodosh, Young, Hockenmaier, Framing image description as a ranking task (2013).
-    """
-
-    def __init__(self, k: int = 1, *, name: str | None = None, **kwargs: Any):
-        self.k = check_integer("k", k)
-        super().__init__(name=name or f"recall_at_{self.k}", **kwargs)
-
-    def _score(self, pairs: ranks.Pairs) -> tf.Tensor:
-        return ranks.mean(pairs, ranks.recall(pairs, self.k))
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "k": self.k}
-
-
-@keras.saving.register_keras_serializable(package="proxnet_tf")
-class MeanReciprocalRank(_Retrieval):
-    """Mean of one over the rank of a query's partner among all codes of the other view.
-
-        mean_i E[1 / r_i],  r_i as in `RecallAtK`
-
-    With ties the expectation is (1/(g + 1) + .. + 1/(g + t + 1)) / (t + 1), see `RecallAtK`, which
-    also says which pairs are ranked and what that costs.
-
-    Args:
-        views: as for `RecallAtK`.
-        direction: as for `RecallAtK`.
-        capacity: as for `RecallAtK`.
-        split: as for `RecallAtK`.
-        nan_is_missing: as for `RecallAtK`.
-        name: name of the metric; that of the class by default.
-        **kwargs: of `keras.metrics.Metric`: `dtype` of the result.
-
-    Call arguments (`update_state`): as for `RecallAtK`.
-
-    `result()` is in (0, 1]; 0 before the first pair.
-
-    Raises:
-        ValueError: as `RecallAtK`.
-
-    Example:
-
-    >>> metric = MeanReciprocalRank(direction="first_to_second")
-    >>> x = keras.ops.eye(2)
-    >>> metric.update_state(None, [x, x[::-1]])  # every partner is second
-    >>> float(metric.result())
-    0.5
-
-    Reference: Voorhees, The TREC-8 question answering track report (1999).
-    """
-
-    default_name = "mean_reciprocal_rank"
-
-    def _score(self, pairs: ranks.Pairs) -> tf.Tensor:
-        return ranks.mean(pairs, ranks.reciprocal(pairs))
-
-
-@keras.saving.register_keras_serializable(package="proxnet_tf")
-class MedianRank(_Retrieval):
-    """Median of the rank of a query's partner among all codes of the other view.
-
-        median_i E[r_i],  r_i as in `RecallAtK`
-
-    With ties E[r_i] = g + 1 + t/2, the mean of the places that the partner may have. With
-    direction "both" it is the mean of the two medians. `RecallAtK` says which pairs are ranked and
-    what that costs.
-
-    Args:
-        views: as for `RecallAtK`.
-        direction: as for `RecallAtK`.
-        capacity: as for `RecallAtK`.
-        split: as for `RecallAtK`.
-        nan_is_missing: as for `RecallAtK`.
-        name: name of the metric; that of the class by default.
-        **kwargs: of `keras.metrics.Metric`: `dtype` of the result.
-
-    Call arguments (`update_state`): as for `RecallAtK`. Of weighted queries it is the number with
-    half of the weight on either side; weights that are counts act as repeated queries.
-
-    `result()` is in [1, n] for n pairs; 0 before the first pair.
-
-    Raises:
-        ValueError: as `RecallAtK`.
-
-    Example:
-
-    >>> metric = MedianRank(direction="first_to_second")
-    >>> metric.update_state(None, [keras.ops.eye(3), keras.ops.ones((3, 3))])  # all are tied
-    >>> float(metric.result())
-    2.0
-
-    Reference: Hodosh, Young, Hockenmaier, Framing image description as a ranking task (2013).
-    """
-
-    default_name = "median_rank"
-
-    def _score(self, pairs: ranks.Pairs) -> tf.Tensor:
-        return ranks.median(pairs, ranks.rank(pairs))
-
-
-def _check_pair(views: Any) -> tuple[int, ...]:
-    if not isinstance(views, list | tuple) or len(views) != 2 or views[0] == views[1]:
-        raise ValueError(
-            "`views` must be the indices of two different views, such as (0, 1). Received: "
-            f"views={views!r}"
-        )
-    return tuple(check_integer("views", index, at_least=0) for index in views)

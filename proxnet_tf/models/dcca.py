@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.checks import at_least_float32, check_bool, check_integer, check_number
-from proxnet_tf.models.base import MultiviewModel, check_layers, mask_of, over_last_axes, with_mask
-from proxnet_tf.models.linear_cca import LinearCCA
+from proxnet_tf.checks import check_bool, check_integer, check_number
+from proxnet_tf.models.base import MultiviewModel, check_layers, mask_of, with_mask
 from proxnet_tf.models.pretraining import UNWEIGHTED, FirstStage, Pretraining
 
 
@@ -48,26 +46,25 @@ class DCCA(MultiviewModel):
     as many rows as a code has columns. Sample weights are honoured by `fit` and refused by
     `pretrain`. Under a `tf.distribute` strategy each replica has its own correlation in `pretrain`.
 
-    The codes of two views correlate up to a linear map of each. `fit_projections` finds these maps
-    (`LinearCCA` of the codes), after which `project` gives the canonical variates of one view
-    without the other: in them a query with one view finds the other by the cosine (`RecallAtK`).
-    The maps are saved with the model; `pretrain` drops them.
+    The codes of two views correlate up to a linear map of each, which `LinearCCA` of the codes
+    finds (example below). Its canonical variates of one view need no other view: in them a query
+    with one view finds the other by the cosine (`RecallAtK`).
 
     Raises:
-        ValueError: as `MultiviewClassifier`; `fit` or `train_on_batch` before `pretrain`,
-            `project` before `fit_projections`.
+        ValueError: as `MultiviewClassifier`; `fit` or `train_on_batch` before `pretrain`.
 
     Example:
 
+    >>> from proxnet_tf import LinearCCA
     >>> encoders = [keras.layers.Dense(2), keras.layers.Dense(2)]
     >>> model = DCCA(encoders, [keras.layers.Dense(3), keras.layers.Dense(3)])
     >>> x, y = keras.random.normal((8, 5)), keras.random.normal((8, 4))
     >>> _ = model.pretrain([x, y], epochs=2, verbose=0)
     >>> model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     >>> _ = model.fit([x, y], keras.ops.arange(8) % 3, verbose=0)
-    >>> correlations = model.fit_projections([x, y])
-    >>> model.project(x, 0).shape, model.project(y[:1], 1).shape
-    (TensorShape([8, 2]), TensorShape([1, 2]))
+    >>> cca = LinearCCA(2, ridge=1e-4).fit(*model.encode([x, y]))
+    >>> cca.project(model.encoders[0](x[:1]), 0).shape
+    (1, 2)
 
     Reference: Andrew, Arora, Bilmes, Livescu, Deep canonical correlation analysis (2013); the
     paper's section 6.
@@ -98,25 +95,13 @@ class DCCA(MultiviewModel):
         self.concatenate_inputs = check_bool("concatenate_inputs", concatenate_inputs)
         self._first_stage = FirstStage()
         self._first_stage.add(self.encoders)
-        flag = dict(shape=(), initializer="zeros", trainable=False)
-        self.pretrained = self.add_weight(name="pretrained", **flag)
-        self.projected = self.add_weight(name="projected", **flag)
+        self.pretrained = self.add_weight(
+            name="pretrained", shape=(), initializer="zeros", trainable=False
+        )
 
     def build(self, input_shape: Any) -> None:
         with self._first_stage.training():  # so that their variables can train
             super().build(input_shape)
-        if len(self.encoders) > 2:
-            return
-        dtype = at_least_float32(self.variable_dtype).name
-        widths = [shape[-1] for shape in self._code_shapes]
-        k = self.num_components or min(widths)
-
-        def add(name: str, *shape: int) -> keras.Variable:
-            options = dict(initializer="zeros", trainable=False, autocast=False, dtype=dtype)
-            return self.add_weight(name=name, shape=shape, **options)
-
-        self.means = [add(f"mean_{j}", width) for j, width in enumerate(widths)]
-        self.vectors = [add(f"vectors_{j}", width, k) for j, width in enumerate(widths)]
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         # The encoders are fixed: their dropout and their moving statistics rest too.
@@ -154,7 +139,6 @@ class DCCA(MultiviewModel):
             stage.compile(optimizer, run_eagerly=self.run_eagerly)
             history = stage.fit(x, **fit_arguments)
         self.pretrained.assign(1.0)
-        self.projected.assign(0.0)  # the codes have changed
         return history
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -164,66 +148,6 @@ class DCCA(MultiviewModel):
                 f"{type(self).__name__} trains in two stages: call `pretrain(views)` before `fit`."
             )
         return super().make_train_function(force)
-
-    def fit_projections(self, x: Any, **predict_arguments: Any) -> np.ndarray:
-        """Fits `project` to the codes of a data set: `LinearCCA` of the codes, in closed form.
-
-        Its ridge is `epsilon`; it takes the rows in which no view is missing. Call it after
-        `pretrain`; a model may be fitted again at any time.
-
-        Args:
-            x: list of two views, or what else `keras.Model.predict` takes. The codes of all rows
-                are held in memory.
-            **predict_arguments: `batch_size`, `steps`, `verbose` and so on, as in `predict`.
-
-        Returns:
-            The k canonical correlations of the codes, `(k,)`, descending, float64.
-
-        Raises:
-            ValueError: more than two views, fewer than two rows without a missing view, or codes
-                that are not finite.
-        """
-        if not hasattr(self, "vectors"):
-            raise ValueError(
-                "`fit_projections` needs a model of two views that is built: call "
-                f"`pretrain(views)` before. Received: one of {len(self.encoders)} views."
-            )
-        *codes, complete = Pretraining(self).predict(x, **{"verbose": 0, **predict_arguments})
-        cca = LinearCCA(self.vectors[0].shape[1], ridge=self.epsilon)
-        cca.fit(*(code[complete] for code in codes))
-        for weight, value in zip(self.means + self.vectors, cca.means_ + cca.weights_, strict=True):
-            weight.assign(value)
-        self.projected.assign(1.0)
-        return cca.correlations_
-
-    def project(self, view: Any, index: int) -> tf.Tensor:
-        """The canonical variates of one view, (f_j(x_j) - mean_j) U_j, without the other view.
-
-        Args:
-            view: rows of that view, as in the list of views, `(batch, ...)`.
-            index: j, which view it is: 0 or 1.
-
-        Returns:
-            `(batch, k)`, or `(batch, time, k)` for codes with time steps, masked as the code is. In
-            a graph it is NaN before `fit_projections`. With `nan_is_missing` it is NaN where the
-            view is missing.
-
-        Raises:
-            ValueError: an index that is not one of a view; `project` before `fit_projections`.
-        """
-        if index not in (0, 1):
-            raise ValueError(f"`index` must be 0 or 1. Received: index={index!r}")
-        fitted = tf.convert_to_tensor(self.projected) > 0
-        if not self.built or (tf.executing_eagerly() and not bool(fitted)):
-            raise ValueError("`project` has no maps: call `fit_projections(views)` before.")
-        code, _ = self._code(self.encoders[index], tf.convert_to_tensor(view), training=False)
-        mean, vectors = (tf.convert_to_tensor(w[index]) for w in (self.means, self.vectors))
-        variates = tf.tensordot(tf.cast(code, mean.dtype) - mean, vectors, axes=1)
-        mask = mask_of(code)
-        if self.nan_is_missing and mask is not None:
-            fitted &= over_last_axes(mask, variates)
-        variates = tf.where(fitted, variates, tf.cast(float("nan"), variates.dtype))
-        return with_mask(tf.cast(variates, self.compute_dtype), mask)
 
     def get_config(self) -> dict[str, Any]:
         with self._first_stage.training():  # as the layers were given

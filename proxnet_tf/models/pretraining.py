@@ -20,10 +20,7 @@ UNWEIGHTED = (
 
 
 class Pretraining(keras.Model):
-    """The first stage of a DCCA or DCCAE as a model without targets, which shares their layers.
-
-    It returns the codes, and which of their rows lack no view.
-    """
+    """The first stage of a DCCA or DCCAE as a model without targets, which shares their layers."""
 
     def __init__(self, model: Any):
         super().__init__(name="pretraining", dtype=model.dtype_policy)
@@ -68,7 +65,7 @@ class Pretraining(keras.Model):
             self.add_loss(model.reconstruction_weight * tf.cast(error, loss.dtype))
             rows = tf.math.count_nonzero(tf.stack(masks), dtype=tf.int32)
             self.reconstruction_tracker.update_state(error, rows)
-        return [*codes, complete]
+        return codes
 
 
 def mean_square(difference: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:

@@ -9,9 +9,9 @@ from proxnet_tf import (
     CCALoss,
     Invariance,
     LinearCCA,
-    MedianRank,
     Prox,
     ProxKernelFeatures,
+    RecallAtK,
     Regularizer,
 )
 from tests.helpers.layer_checks import map_inputs
@@ -43,8 +43,8 @@ CALLS = {
     "LinearCCA.project": lambda: fitted().project(LEFT + 0j, 0),
     "metric": lambda: metric().update_state(None, ROWS + 0j),
     "metric, weights": lambda: metric().update_state(None, ROWS, np.ones(9) + 0j),
-    "retrieval": lambda: MedianRank().update_state(None, ROWS + 0j),
-    "retrieval, weights": lambda: MedianRank().update_state(None, ROWS, np.ones(9) + 0j),
+    "retrieval": lambda: RecallAtK().update_state(None, ROWS + 0j),
+    "retrieval, weights": lambda: RecallAtK().update_state(None, ROWS, np.ones(9) + 0j),
     "loss": lambda: CCALoss(1, split=(2, 2))(None, ROWS + 0j),
     "landmarks": lambda: ProxKernelFeatures("gaussian", landmarks=LEFT + 0j),
     "adapt": lambda: ProxKernelFeatures("gaussian", num_landmarks=3).adapt(LEFT + 0j),

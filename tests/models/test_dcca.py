@@ -1,14 +1,12 @@
-"""DCCA and DCCAE: their two stages, and the canonical variates of one view at a time."""
+"""DCCA and DCCAE: their two stages."""
 
 import keras
 import numpy as np
 import pytest
-import scipy.linalg
 import tensorflow as tf
 from keras.layers import Dense
 
-from proxnet_tf import DCCA, DCCAE, CanonicalCorrelation, LinearCCA, cca_loss, gcca_loss
-from tests.helpers.layer_checks import policy
+from proxnet_tf import DCCAE, CanonicalCorrelation, cca_loss, gcca_loss
 from tests.helpers.multiview_models import (
     CODES,
     MODELS,
@@ -248,143 +246,3 @@ def test_pretraining_with_missing_views():
     history = model.pretrain(holes, batch_size=40, verbose=0).history
     assert np.isfinite([v for values in history.values() for v in values]).all()
     assert all(np.isfinite(w).all() for w in model.get_weights())
-
-
-def variates(codes, k, epsilon=EPSILON):
-    """Correlations and variates by the generalised eigenproblem of the joint covariance."""
-    codes = [np.float64(c) for c in codes]
-    sizes = [c.shape[1] for c in codes]
-    covariance = np.cov(np.hstack(codes), rowvar=False)
-    own = scipy.linalg.block_diag(*(np.atleast_2d(np.cov(c, rowvar=False)) for c in codes))
-    values, vectors = scipy.linalg.eigh(covariance - own, own + epsilon * np.eye(len(own)))
-    values, vectors = values[::-1][:k], vectors[:, ::-1][:, :k] * np.sqrt(2)
-    first = vectors[: sizes[0]]
-    vectors = vectors * np.sign(first[np.abs(first).argmax(0), np.arange(k)])
-    parts = np.split(vectors, np.cumsum(sizes)[:-1])
-    return values, [(c - c.mean(0)) @ u for c, u in zip(codes, parts, strict=True)]
-
-
-def model_of(kind=DCCA):
-    keras.utils.set_random_seed(1)
-    parts = (encoders(), *([decoders()] if kind is DCCAE else []), predictors())
-    model = eager(kind(*parts, num_components=2, epsilon=EPSILON))
-    data, _ = make_data(150)
-    model.build([x.shape for x in data])
-    return model, data
-
-
-@pytest.fixture(scope="module")
-def fitted():
-    """A model in float64 with its maps, views, codes and correlations."""
-    with policy("float64"):
-        model, views = model_of(DCCAE)
-        views = [x.astype("float64") for x in views]
-        correlations = model.fit_projections(views, batch_size=40)
-    return model, views, [c.numpy() for c in model.encode(views)], correlations
-
-
-def test_variates_are_those_of_the_joint_problem(fitted):
-    model, views, codes, correlations = fitted
-    values, wanted = variates(codes, 2)
-    np.testing.assert_allclose(correlations, values, rtol=1e-9)
-    assert 0.2 < values[1] < values[0] < 1.0
-    linear = LinearCCA(2, ridge=EPSILON).fit(*codes)
-    np.testing.assert_allclose(linear.correlations_, values, rtol=1e-9)
-    for index, joint in enumerate(map(linear.project, codes, range(2))):
-        found = model.project(views[index], index)
-        np.testing.assert_allclose(found, wanted[index], atol=1e-8)
-        np.testing.assert_allclose(found, joint, atol=1e-6)
-        np.testing.assert_allclose(model.project(views[index][:3], index), joint[:3], atol=1e-6)
-
-
-def test_incomplete_rows_and_time_steps():
-    rng = np.random.default_rng(3)
-    hidden = rng.normal(size=(20, 6, 2))
-    views = [
-        (hidden @ rng.normal(size=(2, d)) + 0.5 * rng.normal(size=(20, 6, d))).astype("float32")
-        for d in (3, 4)
-    ]
-    valid = rng.random((20, 6)) < 0.8
-    views[0][~valid] = 0.0
-    there = valid & (rng.random((20, 6)) < 0.8)
-    views[1][valid & ~there] = np.nan
-    keras.utils.set_random_seed(0)
-    masked = keras.Sequential([keras.layers.Masking(), Dense(3)])
-    model = eager(DCCA([masked, Dense(4)], predictors(), epsilon=EPSILON, nan_is_missing=True))
-    model.build([x.shape for x in views])
-    values = model.fit_projections(views, batch_size=7)
-    codes = [c.numpy()[there] for c in model.encode(views)]
-    wanted_values, wanted = variates(codes, 3)
-    np.testing.assert_allclose(values, wanted_values, rtol=1e-4)
-    for index in range(2):
-        found = model.project(views[index], index)
-        np.testing.assert_allclose(found[there], wanted[index], atol=1e-4)
-    np.testing.assert_array_equal(found._keras_mask, valid & there | ~valid)  # of view 1 alone
-
-
-def test_datasets_and_rank_deficient_codes(fitted):
-    _, views, _, _ = fitted
-    keras.utils.set_random_seed(2)
-    wide = keras.Sequential([Dense(2), Dense(5)])  # of rank 2
-    model = eager(DCCA([wide, Dense(3)], predictors(), epsilon=0.0, dtype="float64"))
-    data = tf.data.Dataset.from_tensor_slices((tuple(views), np.zeros(150))).batch(60)
-    model.build([x.shape for x in views])
-    values = model.fit_projections(data)
-    codes = [c.numpy() for c in model.encode(views)]
-    linear = LinearCCA(3).fit(*codes)
-    np.testing.assert_allclose(values, linear.correlations_, atol=1e-4)
-    assert values[2] == 0.0 and values[1] > 0.1
-    for index, joint in enumerate(map(linear.project, codes, range(2))):
-        np.testing.assert_allclose(model.project(views[index], index), joint, atol=1e-3)
-
-
-def test_maps_are_saved(fitted, tmp_path):
-    model, views, *_ = fitted
-    wanted = [model.project(x, j) for j, x in enumerate(views)]
-    model.save(tmp_path / "model.keras")
-    again = keras.saving.load_model(tmp_path / "model.keras")
-    for index, view in enumerate(views):
-        np.testing.assert_allclose(again.project(view, index), wanted[index], atol=1e-6)
-    assert not {"mean_0", "vectors_1"} & {v.name for v in model.trainable_variables}
-
-
-def test_before_the_maps_are_fitted():
-    model, views = model_of()
-    model.fit_projections(views)
-    model.project(views[0], 0)
-    model.pretrain(views, batch_size=150, verbose=0)  # which changes the codes
-    with pytest.raises(ValueError, match="call `fit_projections"):
-        model.project(views[0], 0)
-    in_graph = tf.function(lambda x: model.project(x, 0))(tf.constant(views[0]))
-    assert in_graph.shape == (150, 2) and np.isnan(in_graph).all()
-    with pytest.raises(ValueError, match="call `pretrain"):
-        DCCA(encoders(), predictors()).fit_projections(views)
-    with pytest.raises(ValueError, match=r"a model of two views that is built.*one of 3 views"):
-        DCCA(encoders(3), predictors(3), num_components=2).fit_projections(make_data(9, 3)[0])
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda m, x: m.project(x[0], 2), "`index` must be 0 or 1. Received: index=2"),
-        (lambda m, x: m.fit_projections([v[:1] for v in x]), "rows in both views, at least 2"),
-        (lambda m, x: m.fit_projections([x[0] * np.nan, x[1]]), "`x` must .*finite numbers"),
-        (lambda m, x: m.fit_projections(x[0]), "takes a list of 2 views"),
-    ],
-)
-def test_bad_input(fitted, call, message):
-    with pytest.raises(ValueError, match=message):
-        call(*fitted[:2])
-
-
-def test_a_missing_query_is_nan():
-    views, _ = make_data(40)
-    model = eager(MODELS["dcca"](nan_is_missing=True))
-    model.pretrain(views, batch_size=40, verbose=0)
-    model.fit_projections(views)
-    query = views[0][:3].copy()
-    before = model.project(query, 0).numpy()
-    query[1] = np.nan
-    found = model.project(query, 0).numpy()
-    assert np.isnan(found[1]).all()
-    np.testing.assert_allclose(found[[0, 2]], before[[0, 2]], rtol=1e-6)

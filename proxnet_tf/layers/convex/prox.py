@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from proxnet_tf.checks import HasLam, at_least_float32, check_choice, check_integer, check_number
 from proxnet_tf.layers.convex import axes
-from proxnet_tf.layers.convex.precision import in_precision
 from proxnet_tf.layers.convex.regularizer import Regularizer
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops.convex.chain import as_rows
@@ -31,9 +30,10 @@ class Prox(HasLam, keras.layers.Layer):
     Args:
         regularizer: a name or a `Regularizer` (see there); or a callable R, smooth and convex
             (its curvature above -lam at least), made of TensorFlow or Keras operations, keeping
-            the dtype and +inf outside its domain (a Keras layer computes in the dtype of the
-            solver, whatever its policy); or None for R = 0 under a `constraint`. To be
-            saved, a function needs `keras.saving.register_keras_serializable`.
+            the dtype and +inf outside its domain (the solver's dtype is float32 at least: under a
+            mixed policy a Keras layer R needs `dtype="float32"`); or None for R = 0 under a
+            `constraint`. To be saved, a function needs
+            `keras.saving.register_keras_serializable`.
         lam: weight of the distance, > 0; 1 by default. The larger, the nearer the output is to
             the input. A variable that is read at every call: `LambdaSchedule` drives it.
         constraint: the set C, a name or a `Regularizer` of a set (`"simplex"`, `"box"`, ...); for
@@ -97,7 +97,8 @@ class Prox(HasLam, keras.layers.Layer):
         monitor: bool | str = False,
         **kwargs: Any,
     ):
-        super().__init__(**kwargs)
+        # Without autocast R reads variables as they are: 16 bits would round what it returns.
+        super().__init__(autocast=False, **kwargs)
         self.regularizer = _resolve("regularizer", regularizer)
         self.constraint = _resolve("constraint", constraint)
         self.over = check_choice("over", over, ("example", "time", "batch"))
@@ -205,8 +206,6 @@ class Prox(HasLam, keras.layers.Layer):
             context = tf.cast(context, x.dtype)
 
         r = self.regularizer
-        if isinstance(r, keras.layers.Layer) or self.compute_dtype != self.variable_dtype:
-            r = in_precision(r, x.dtype)
 
         def regularizer(z: tf.Tensor) -> tf.Tensor:
             example = self.over == "example"

@@ -96,7 +96,10 @@ class _MultiviewProx(HasLam, MultiviewLayer):
     def call(self, inputs: Any, training: bool = False, mask: Any = None) -> Any:
         views = self.border.enter(inputs, mask, self.compute_dtype, built=self.correlation)
         frozen = self.inference == "moving" and not self.trainable
-        if self.inference == "batch" or (training and not frozen):
+        training = training and not frozen
+        if training:
+            self.border.warn_of_few_rows(views)
+        if training or self.inference == "batch":
             output = self._solve(views, training)
         else:
             output = self._apply_moving(views) if self.inference == "moving" else views.rows
@@ -115,7 +118,6 @@ class _MultiviewProx(HasLam, MultiviewLayer):
 
             output = by_finite_difference(output, prox, views.rows, views.valid, observer)
         if training:
-            self.border.warn_of_few_rows(views)
             if self.weight:
                 self.add_loss(self.weight * tf.cast(found.envelope, views.rows.dtype))
                 self._monitor.watch("envelope", found.envelope, sample.count)

@@ -181,7 +181,6 @@ class Border:
         dtype: Any = None,
         *,
         built: Correlation | None = None,
-        only: Sequence[int] | None = None,
     ) -> Views:
         """Takes views in.
 
@@ -193,30 +192,15 @@ class Border:
                 that Keras attached to the views.
             dtype: of the rows; by default the widest of the views'. At least float32.
             built: as for `correlation_of`.
-            only: indices of the views to take in; all by default. The others are checked, but
-                neither their rows nor their masks count.
 
         Raises:
-            ValueError: masks of another rank or number than the views, an index that is not one
-                of a view, and as `check`.
+            ValueError: masks of another rank or number than the views, and as `check`.
         """
         inputs = _standardize(inputs)
         correlation = self.check(inputs, built)
         parts = keras.tree.flatten(inputs)
         if mask is None:
             mask = [getattr(x, "_keras_mask", None) for x in parts]
-        if only is not None:
-            if max(only) >= len(correlation.sizes):
-                raise ValueError(
-                    f"{self.owner} takes the views {tuple(only)}, counted from 0. Received: "
-                    f"{len(correlation.sizes)} views of the widths {correlation.sizes}"
-                )
-            if len(parts) == 1:
-                parts = tf.split(parts[0], correlation.sizes, axis=-1)
-                mask = keras.tree.flatten(mask) * len(parts)
-            parts, mask = ([x[index] for index in only] for x in (parts, mask))
-            sizes = tuple(correlation.sizes[index] for index in only)
-            correlation = self.kind(sizes, self._components(sizes))
         dtypes = [dtype] if dtype else [x.dtype for x in parts]
         wide = max(map(at_least_float32, dtypes), key=lambda dtype: dtype.size)
         joined = [tf.cast(x, wide) for x in parts]

@@ -166,7 +166,8 @@ def _check_value(value: tf.Tensor, z: tf.Tensor) -> None:
         )
     if value.dtype != z.dtype:
         raise ValueError(
-            f"R must keep the dtype of its argument, {z.dtype.name}. Received: {value.dtype.name}."
+            f"R must keep the dtype of its argument, {z.dtype.name}. Received: {value.dtype.name}; "
+            f"make a Keras layer R, and the layers in it, with dtype={z.dtype.name!r}."
         )
 
 

@@ -1,4 +1,8 @@
-"""Python numbers as tensors."""
+"""Python numbers as tensors, and numbers that are not finite.
+
+`eigh` and `svd` of a NaN raise an error that ends the program. So what enters a decomposition is
+`guarded`, and what depends on it is `nan_unless` the input was finite.
+"""
 
 from typing import Any
 
@@ -41,3 +45,14 @@ def real_array(name: str, value: Any) -> np.ndarray:
     """`value` as a float64 array of its own, or a `ValueError` if it is complex."""
     array = np.asarray(value)
     return np.array(check_real(name, array), "float64")
+
+
+def guarded(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Whether x is finite everywhere, and x where it is or zeros where it is not."""
+    finite = tf.reduce_all(tf.math.is_finite(x))
+    return finite, tf.where(finite, x, tf.zeros_like(x))
+
+
+def nan_unless(ok: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """x where `ok`, else NaN everywhere."""
+    return tf.where(ok, x, tf.constant(float("nan"), x.dtype))

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview.gram import guarded, nan_unless
+from proxnet_tf.ops.linear.number import guarded, nan_unless
 
 # Eigenvalues below it carry no correlation; gaps across the cut below it are ties.
 TINY = 1e-7

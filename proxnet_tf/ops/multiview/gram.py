@@ -4,9 +4,6 @@ Up to `EXACT_ROWS` rows, products of rows are in float64. Beyond, the rows are r
 stay in the cache; products of float32 rows are in float32 there and the blocks are summed in
 float64. Either way an entry (i, j) of a Gram matrix is off by a share of the sizes of the columns
 i and j alone, so that a column loses nothing to a neighbour in larger units.
-
-`eigh` and `svd` of a NaN raise an error that ends the program. So what enters a decomposition is
-`guarded`, and what depends on it is `nan_unless` the input was finite.
 """
 
 from collections.abc import Callable
@@ -14,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from proxnet_tf.ops.linear.number import guarded, nan_unless
 
 AllReduce = Callable[..., tuple[tf.Tensor, ...]]
 
@@ -162,14 +161,3 @@ def apply_step(
     near = masked(valid, rows - tf.cast(mean, rows.dtype))
     output = rows + tf.matmul(near, tf.cast(step, rows.dtype))
     return output if valid is None else tf.where(valid, output, rows)
-
-
-def guarded(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Whether x is finite everywhere, and x where it is or zeros where it is not."""
-    finite = tf.reduce_all(tf.math.is_finite(x))
-    return finite, tf.where(finite, x, tf.zeros_like(x))
-
-
-def nan_unless(ok: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """x where `ok`, else NaN everywhere."""
-    return tf.where(ok, x, tf.constant(float("nan"), x.dtype))

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from proxnet_tf.ops.linear.number import scalar
+from proxnet_tf.ops.linear.number import guarded, nan_unless, scalar
 from proxnet_tf.ops.linear.once import differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
 from proxnet_tf.ops.multiview.correlation import Correlation, Spectrum, total
-from proxnet_tf.ops.multiview.gram import Sample, guarded, nan_unless
+from proxnet_tf.ops.multiview.gram import Sample
 from proxnet_tf.ops.multiview.hessian import compiled, solve_hessian
 from proxnet_tf.ops.multiview.newton import Settings, Solved, solve
 from proxnet_tf.ops.multiview.problem import has_full_rank, outside_row_spaces, within

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from proxnet_tf.ops.linear.number import guarded, nan_unless
 from proxnet_tf.ops.multiview.correlation import Correlation, Factors, Spectrum
-from proxnet_tf.ops.multiview.gram import guarded, nan_unless
 
 OUTSIDE = 1e4
 

@@ -139,8 +139,7 @@ FIT = {
 WANTED = ("unsolved", "mean_input")  # of monitor=True and of a prefix
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("monitor", [True, "all", "left"])
+@pytest.mark.parametrize("monitor, jit_compile", [(True, False), ("all", True), ("left", False)])
 def test_fit_logs_both_passes(monitor, jit_compile):
     layer = Halves(monitor=monitor)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False), layer])

@@ -138,17 +138,6 @@ def test_missing_rows_take_no_part():
     assert np.isnan(metric_of(x, [13]).result())
 
 
-def test_masks_of_views_apart_are_found():
-    rng = np.random.default_rng(18)
-    x, y = rng.normal(1.0, size=(8, 6, 3)), rng.normal(1.0, size=(8, 6, 4))
-    valid = rng.random((8, 6)) < 0.7
-    y[~valid] = 0.0
-    metric = CanonicalCorrelation(dtype="float64")
-    metric.update_state(None, [x, keras.layers.Masking(dtype="float64")(y)])
-    expected = expected_correlations(np.concatenate([x, y], 2)[valid])
-    np.testing.assert_allclose(metric.correlations(), expected, atol=1e-10)
-
-
 @pytest.mark.parametrize("bad", [-1.0, np.nan])
 def test_a_weight_that_is_not_a_count_gives_nan(bad):
     x = shared_views(30, SIZES, seed=19)

@@ -109,20 +109,6 @@ def test_a_view_index_trains_with_the_mean_of_the_views_losses(regularized):
     np.testing.assert_allclose(found, np.mean(losses) + extra, rtol=1e-5)
 
 
-def test_rows_of_weight_zero_feed_only_the_correlation():
-    views, labels = make_data()
-    weights = np.zeros(120, "float32")
-    weights[:30] = 4.0
-    wrong = np.where(weights > 0, labels, 1 - labels)
-    for layer in (CCARegularizer(), ProxCCA(**PLAIN)):
-        model = MultiviewClassifier(encoders(), predictors(), layer)
-        wanted = entropy()(labels[:30], model(views, training=True)[:30])
-        if isinstance(layer, CCARegularizer):
-            wanted += cca_loss(*model.encode(views))
-        found = training_loss(model, views, wrong, sample_weight=weights)
-        np.testing.assert_allclose(found, float(wanted), rtol=1e-5)
-
-
 def test_sequences_with_a_mask_reach_the_layer():
     rng = np.random.default_rng(0)
     views = [rng.normal(size=(6, 5, d)).astype("float32") for d in (3, 2)]

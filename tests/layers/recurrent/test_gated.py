@@ -257,9 +257,6 @@ def test_a_gru_whose_reset_gate_acts_before_is_refused():
 @EACH
 def test_bad_inputs(kind):
     layer = KINDS[kind][0](3)
-    ragged = tf.ragged.constant([[[1.0, 2.0]], [[1.0, 2.0], [3.0, 4.0]]], ragged_rank=1)
-    with pytest.raises(ValueError, match=r"must be dense.*RaggedTensor"):
-        layer(ragged)
     with pytest.raises(ValueError, match="ndim=3"):
         layer(np.zeros((2, 3), "float32"))
     stateful = built(KINDS[kind][0](3, stateful=True), batch=BATCH)

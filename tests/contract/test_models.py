@@ -43,7 +43,10 @@ def trained(case, dtype="float32", **options):
 @pytest.fixture(scope="module", params=MODELS)
 def fitted(request):
     case = MODELS[request.param]
-    return case, *trained(case)
+    # Tracing takes most of the time: two kinds train in a graph.
+    return case, *trained(
+        case, run_eagerly=request.param not in ("MultiviewClassifier, prox", "DCCAE")
+    )
 
 
 def test_config_survives_json(fitted):

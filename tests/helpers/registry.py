@@ -255,10 +255,7 @@ LAYERS = {
         SEQUENCES, lambda: dict(regularizer="l1"), masks="passed", jit=True, always=True
     ),
     "Prox simplex over time": _prox(
-        SEQUENCES,
-        lambda: dict(constraint=Regularizer("simplex", total=2.0), over="time"),
-        jit=True,
-        always=True,
+        SEQUENCES, lambda: dict(constraint=Regularizer("simplex", total=2.0), over="time"), jit=True
     ),
     "Prox nuclear over the batch": _prox(
         ROWS, lambda: dict(regularizer="nuclear", over="batch"), rows="together"

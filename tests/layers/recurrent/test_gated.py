@@ -194,8 +194,15 @@ def test_nothing_to_do(kind):
         assert np.isfinite(value).all()
 
 
-@pytest.mark.parametrize("inner, outer", [(True, False), (False, True)])
-@EACH
+@pytest.mark.parametrize(
+    "kind, inner, outer",
+    [
+        ("LSTM", True, False),
+        ("GRU", False, True),
+        pytest.param("LSTM", False, True, marks=pytest.mark.slow),
+        pytest.param("GRU", True, False, marks=pytest.mark.slow),
+    ],
+)
 def test_xla_equals_eager(kind, inner, outer):
     """Outputs and gradients, with padding, compiled inside of the layer and with what is around."""
     eager_layer, layer = (

@@ -1,5 +1,6 @@
 """The recurrent layers in models: 16 bits, two of a kind, monitors. See `tests/contract` too."""
 
+import functools
 import inspect
 
 import keras
@@ -12,8 +13,8 @@ from tests.layers.recurrent.cases import BATCH, FEATURES, RNN, STEPS, UNITS, bui
 
 # How a layer over sequences is made of each class.
 LAYERS = {
-    "ProxLSTM": ProxLSTM,
-    "ProxGRU": ProxGRU,
+    "ProxLSTM": functools.partial(ProxLSTM, jit_compile=False),
+    "ProxGRU": functools.partial(ProxGRU, jit_compile=False),
     "ProxRNNCell": lambda units, lam, delta=1.0, max_iterations=None, monitor=False, **k: RNN(
         ProxRNNCell(
             keras.layers.GRUCell(units),

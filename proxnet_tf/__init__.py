@@ -18,13 +18,7 @@ from proxnet_tf.layers.recurrent.gru import ProxGRU, ProxGRUCell
 from proxnet_tf.layers.recurrent.lstm import ProxLSTM, ProxLSTMCell
 from proxnet_tf.losses import CCALoss, GCCALoss, cca_loss, gcca_loss
 from proxnet_tf.metrics import CanonicalCorrelation, RecallAtK
-from proxnet_tf.models import (
-    DCCA,
-    DCCAE,
-    AdversarialModel,
-    LinearCCA,
-    MultiviewClassifier,
-)
+from proxnet_tf.models import DCCA, DCCAE, AdversarialModel, LinearCCA, MultiviewClassifier
 
 __version__ = "0.1.0"
 

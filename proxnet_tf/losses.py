@@ -56,13 +56,7 @@ def cca_loss(
 
     Reference: Andrew, Arora, Bilmes, Livescu, Deep canonical correlation analysis (2013).
     """
-    border = Border(
-        "cca_loss",
-        CCA,
-        num_components,
-        epsilon=epsilon,
-        synchronized=synchronized,
-    )
+    border = Border("cca_loss", CCA, num_components, epsilon=epsilon, synchronized=synchronized)
     return _loss(border, [x, y], mask)
 
 
@@ -101,13 +95,7 @@ def gcca_loss(
 
     Reference: Li, Ma, Zhang (2020), appendix on multiview learning.
     """
-    border = Border(
-        "gcca_loss",
-        GCCA,
-        num_components,
-        epsilon=epsilon,
-        synchronized=synchronized,
-    )
+    border = Border("gcca_loss", GCCA, num_components, epsilon=epsilon, synchronized=synchronized)
     return _loss(border, inputs, mask)
 
 

@@ -31,30 +31,6 @@ def check_monitor(value: Any) -> bool | str:
     )
 
 
-class Worst(keras.metrics.Metric):
-    """The largest value since the last reset; NaN once a value was NaN.
-
-    Args:
-        name: name of the metric.
-
-    Under a `tf.distribute` strategy every replica keeps its own largest value.
-    """
-
-    def __init__(self, name: str = "worst", **kwargs: Any):
-        super().__init__(name=name, **kwargs)
-        # Over replicas Keras adds the states up: a slot for each makes the sum a concatenation.
-        self.slots = tf.distribute.get_strategy().num_replicas_in_sync
-        self.worst = self.add_variable(shape=(self.slots,), initializer="zeros", name="worst")
-
-    def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Takes the largest of `values`, a tensor of numbers >= 0, into account."""
-        self.worst.assign(_worst_of(tf.convert_to_tensor(self.worst), values))
-
-    def result(self) -> tf.Tensor:
-        """The largest value, a scalar."""
-        return _largest(tf.convert_to_tensor(self.worst))
-
-
 class Monitor:
     """What a layer tells about its solves, forward and backward.
 
@@ -68,9 +44,9 @@ class Monitor:
 
     | name | over the epoch |
     | --- | --- |
-    | `residual` | the worst relative residual of the map |
+    | `residual` | the relative residual of the map: mean over batches of the worst in a batch |
     | `iterations` | the mean number of iterations |
-    | `backward_residual` | the worst relative residual of the gradient's linear systems |
+    | `backward_residual` | that of the gradient's linear systems: mean of the worst, likewise |
 
     With another string as `monitor` the names of `monitor=True` start with it, `left_unsolved` for
     "left", so that several monitored layers fit into one model. Without monitoring the layer warns
@@ -101,15 +77,11 @@ class Monitor:
         if monitor is False:
             return
         prefix = f"{monitor}_" if isinstance(monitor, str) and monitor != "all" else ""
-        kinds: dict[str, Any] = dict.fromkeys(("unsolved", *extra), keras.metrics.Mean)
+        names = ["unsolved", *extra]
         if monitor == "all":
-            kinds |= {
-                "residual": Worst,
-                "iterations": keras.metrics.Mean,
-                "backward_residual": Worst,
-            }
+            names += ["residual", "iterations", "backward_residual"]
         with keras.name_scope(layer.name):  # paths of their own, for two layers of one model
-            self.metrics = {name: kind(name=prefix + name) for name, kind in kinds.items()}
+            self.metrics = {name: keras.metrics.Mean(name=prefix + name) for name in names}
         for metric in self.metrics.values():
             for variable in metric.variables:  # or mixed precision would halve what they add up
                 variable._autocast = False
@@ -132,7 +104,7 @@ class Monitor:
         """
         self._look("", report, valid, given)
         self._check_alone()
-        self._update("residual", report.residual)
+        self._update("residual", _worst(report))
         self._update("unsolved", tf.cast(~report.converged, tf.float32), valid)
         self._update("iterations", tf.cast(report.iterations, tf.float32))
 
@@ -151,22 +123,17 @@ class Monitor:
         # While Keras builds a model under a strategy's scope there is no replica to count for.
         if not self.metrics or not training or tf.distribute.in_cross_replica_context():
             return self._look_backward
-        share: Any = self.metrics["unsolved"]
-        total, count = (_captured(v) for v in (share.total, share.count))
-        worst: Any = self.metrics.get("backward_residual")
-        largest = None if worst is None else _captured(worst.worst)
+        means: list[Any] = [self.metrics.get(k) for k in ("unsolved", "backward_residual")]
+        handles = [_captured(v) for m in means if m is not None for v in (m.total, m.count)]
 
         def observe(report: Report, valid: tf.Tensor | None = None) -> list[Any]:
             self._look_backward(report, valid)
             unsolved = tf.cast(~report.converged, tf.float32)
             weight = tf.ones_like(unsolved) if valid is None else tf.cast(valid, tf.float32)
-            added = (total, tf.reduce_sum(weight * unsolved)), (count, tf.reduce_sum(weight))
-            operations = [tf.raw_ops.AssignAddVariableOp(resource=a, value=b) for a, b in added]
-            if largest is not None:
-                old = tf.raw_ops.ReadVariableOp(resource=largest, dtype=tf.float32)
-                new = _worst_of(tf.reshape(old, [worst.slots]), report.residual)
-                operations.append(tf.raw_ops.AssignVariableOp(resource=largest, value=new))
-            return operations
+            sums = [tf.reduce_sum(weight * unsolved), tf.reduce_sum(weight)]
+            values = [*sums, _worst(report), tf.ones([])]
+            pairs = zip(handles, values, strict=False)  # two handles unless all is monitored
+            return [tf.raw_ops.AssignAddVariableOp(resource=h, value=v) for h, v in pairs]
 
         return observe
 
@@ -209,11 +176,7 @@ class Monitor:
         return {name: float(_of_this_worker(metric)) for name, metric in self.metrics.items()}
 
     def _look(
-        self,
-        prefix: str,
-        report: Report,
-        valid: tf.Tensor | None,
-        given: Given | None = None,
+        self, prefix: str, report: Report, valid: tf.Tensor | None, given: Given | None = None
     ) -> None:
         if self.metrics:
             return
@@ -270,20 +233,9 @@ def _not_finite(given: dict[str, Any]) -> list[str]:
     return [name for name, value in given.items() if broken(value)]
 
 
-def _worst_of(slots: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """`slots`, one a replica, with this replica's raised to the largest of `values`."""
-    values = tf.reshape(tf.cast(values, slots.dtype), [-1])
-    most = _largest(tf.concat([tf.zeros_like(slots[:1]), values], 0))
-    replica = tf.distribute.get_replica_context()
-    index = replica.replica_id_in_sync_group if replica and slots.shape[0] > 1 else 0
-    mine = tf.range(slots.shape[0]) == index
-    return tf.where(mine & ((most > slots) | tf.math.is_nan(most)), most, slots)
-
-
-def _largest(values: tf.Tensor) -> tf.Tensor:
-    """NaN if one of the values is NaN, which `tf.reduce_max` loses on some processors."""
-    nan = tf.reduce_any(tf.math.is_nan(values))
-    return tf.where(nan, tf.cast(float("nan"), values.dtype), tf.reduce_max(values))
+def _worst(report: Report) -> tf.Tensor:
+    """The largest residual, 0 of no problems."""
+    return tf.maximum(tf.cast(tf.reduce_max(report.residual), tf.float32), 0.0)
 
 
 def _captured(variable: keras.Variable) -> tf.Tensor:

@@ -50,13 +50,7 @@ class ProxDropout(HasLam, keras.layers.Layer):
     Reference: Li, Ma, Zhang (2020), section 3, equation (7); a_s without the printed factor 2.
     """
 
-    def __init__(
-        self,
-        lam: float = 1.0,
-        *,
-        monitor: bool | str = False,
-        **kwargs: Any,
-    ):
+    def __init__(self, lam: float = 1.0, *, monitor: bool | str = False, **kwargs: Any):
         super().__init__(**kwargs)
         self.monitor = check_monitor(monitor)
         self.supports_masking = True
@@ -70,9 +64,7 @@ class ProxDropout(HasLam, keras.layers.Layer):
         dtype = at_least_float32(self.compute_dtype)
         lam = self.lam_in(dtype)
         found = prox_dropout(
-            tf.cast(check_real("The input", inputs), dtype),
-            lam,
-            self._monitor.backward(training),
+            tf.cast(check_real("The input", inputs), dtype), lam, self._monitor.backward(training)
         )
         self._monitor.forward(found.report, None, lambda: {"the input": inputs, "lam": lam})
         outputs = self.nan_without(lam, tf.ensure_shape(found.point, inputs.shape))
@@ -87,8 +79,4 @@ class ProxDropout(HasLam, keras.layers.Layer):
         return tuple(input_shape)
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            **super().get_config(),
-            "lam": self.initial_lam,
-            "monitor": self.monitor,
-        }
+        return {**super().get_config(), "lam": self.initial_lam, "monitor": self.monitor}

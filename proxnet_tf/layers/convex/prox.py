@@ -51,8 +51,8 @@ class Prox(HasLam, keras.layers.Layer):
         max_iterations: bound on the solver's iterations, and on those of the linear systems of
             the gradient; 200 by default.
         monitor: True for the metric `unsolved`, the share of maps and gradients that missed the
-            tolerance. "all" adds the worst `residual`, the mean number of `iterations` and the
-            worst `backward_residual`, of the gradient's linear systems. Another string is a prefix
+            tolerance. "all" adds `residual`, the number of `iterations` and `backward_residual`, of
+            the gradient's linear systems, means over batches. Another string is a prefix
             of the names, which several monitored layers of one model need. False by default. A
             closed form reports zeros.
         **kwargs: of `keras.layers.Layer`.

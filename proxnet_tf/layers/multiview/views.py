@@ -175,12 +175,7 @@ class Border:
         return self.correlation_of(shapes, built)
 
     def enter(
-        self,
-        inputs: Any,
-        mask: Any = None,
-        dtype: Any = None,
-        *,
-        built: Correlation | None = None,
+        self, inputs: Any, mask: Any = None, dtype: Any = None, *, built: Correlation | None = None
     ) -> Views:
         """Takes views in.
 

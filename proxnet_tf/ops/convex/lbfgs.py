@@ -10,11 +10,7 @@ _PAIRS = 8  # of steps and changes of slope, which it remembers
 
 
 def lbfgs(
-    evaluate: Evaluation,
-    origin: tf.Tensor,
-    scale: tf.Tensor,
-    tolerance: float,
-    max_iterations: int,
+    evaluate: Evaluation, origin: tf.Tensor, scale: tf.Tensor, tolerance: float, max_iterations: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Where L-BFGS with backtracking ends, in the variable z / scale, and how many steps it took.
 

@@ -82,10 +82,7 @@ def fused_lasso(z: tf.Tensor, sparsity: float = 1.0) -> tf.Tensor:
 
 
 def prox_fused_lasso(
-    x: tf.Tensor,
-    lam: float | tf.Tensor,
-    sparsity: float = 1.0,
-    mask: tf.Tensor | None = None,
+    x: tf.Tensor, lam: float | tf.Tensor, sparsity: float = 1.0, mask: tf.Tensor | None = None
 ) -> tf.Tensor:
     """argmin_z sum_i |z_{i+1} - z_i| + sparsity ||z||_1 + lam/2 ||z - x||^2, exact.
 
@@ -139,10 +136,7 @@ def _cuts(x: tf.Tensor, t: tf.Tensor, valid: tf.Tensor | None) -> tuple[tf.Tenso
         return tf.reduce_any(fresh), cut | fresh, tf.where(fresh, sign, jump)
 
     _, cut, jump = tf.while_loop(
-        lambda again, *_: again,
-        cut_again,
-        (tf.constant(True), cut, jump),
-        maximum_iterations=n,
+        lambda again, *_: again, cut_again, (tf.constant(True), cut, jump), maximum_iterations=n
     )
     return cut, jump
 

@@ -128,11 +128,7 @@ def _start(correlation: Correlation, problem: Problem, factors: Factors) -> tupl
 
 
 def _propose(
-    correlation: Correlation,
-    problem: Problem,
-    state: _State,
-    decomposed: Any,
-    tolerance: tf.Tensor,
+    correlation: Correlation, problem: Problem, state: _State, decomposed: Any, tolerance: tf.Tensor
 ) -> _Trial:
     """A step of Steihaug's method."""
     module, (point, radius, _) = MODULES[type(correlation)], state

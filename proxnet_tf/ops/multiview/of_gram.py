@@ -51,11 +51,7 @@ class Map(NamedTuple):
 
 
 def _solved(
-    correlation: Correlation,
-    sample: Sample,
-    lam: tf.Tensor,
-    epsilon: tf.Tensor,
-    settings: Settings,
+    correlation: Correlation, sample: Sample, lam: tf.Tensor, epsilon: tf.Tensor, settings: Settings
 ) -> tuple[Solved, tf.Tensor, tf.Tensor, Report]:
     """What was solved, M - I, the envelope and the report; NaN where an argument is not sound."""
     # XLA cannot compile loops that a gradient tape records.

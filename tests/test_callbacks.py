@@ -110,6 +110,19 @@ def test_initial_epoch_continues_the_schedule():
     assert history["lam"] == [2.5, 3.0]
 
 
+def test_early_stopping_and_checkpoints_keep_the_lam_of_the_best_epoch(tmp_path):
+    model, path, best = (
+        model_of(Ridge()),
+        tmp_path / "best.keras",
+        {"monitor": "lam", "mode": "min"},
+    )
+    stop = keras.callbacks.EarlyStopping(**best, patience=1, restore_best_weights=True)
+    kept = keras.callbacks.ModelCheckpoint(path, **best, save_best_only=True)
+    history = fit(model, LambdaSchedule(linear_lambda(0.5, 1.0)), stop, kept)
+    assert history["lam"] == [0.5, 1.0]  # it stopped after the second epoch
+    assert [float(m.layers[-1].lam) for m in (model, keras.saving.load_model(path))] == [0.5] * 2
+
+
 @pytest.mark.parametrize("verbose", [0, 1])
 def test_verbose(verbose, capsys):
     fit(model_of(Ridge()), LambdaSchedule(linear_lambda(0.5, 1.0), verbose=verbose), epochs=2)

@@ -6,70 +6,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf import (
-    Prox,
-    ProxCCA,
-    ProxDropout,
-    ProxGCCA,
-    ProxKernelFeatures,
-    ProxLSTM,
-    ProxLSTMCell,
-    ProxRNNCell,
-    Regularizer,
-)
+from proxnet_tf import Prox, Regularizer
 from proxnet_tf.checks import LamWeight, check_integer
-from proxnet_tf.solvers import Newton
+from tests.helpers.registry import LAYERS, layers
 
 REFUSED = r"`lam` must be a finite number > 0\. Received: lam="
-RNG = np.random.default_rng(0)
-ROWS = RNG.normal(size=(6, 4)).astype("float32")
-VIEWS = [ROWS, RNG.normal(size=(6, 3)).astype("float32")]
-STEPS = RNG.normal(size=(3, 5, 4)).astype("float32")
+ROWS = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
 
 
-@keras.saving.register_keras_serializable(package="tests")
-def quartic(z):
-    return tf.reduce_sum(z**4, -1)
-
-
-def kernel_features():
-    return ProxKernelFeatures(
-        "gaussian", landmarks=ROWS[:3], kernel_options={"length_scale": 1.0}, lam=0.5
-    )
-
-
-def prox_rnn():
-    return keras.layers.RNN(ProxRNNCell(keras.layers.GRUCell(2), lam=0.5))
-
-
-# A layer, its inputs and the place of `lam` in it.
-LAYERS = {
-    "l1": (lambda: Prox("l1", lam=0.5), ROWS),
-    "simplex": (lambda: Prox("simplex", lam=0.5), ROWS),
-    "l_inf": (lambda: Prox("l_inf", lam=0.5), ROWS),
-    "solved": (lambda: Prox(quartic, lam=0.5), ROWS),
-    "dropout": (lambda: ProxDropout(lam=0.5), ROWS),
-    "kernels": (kernel_features, ROWS),
-    "cca": (
-        lambda: ProxCCA(
-            2, lam=0.5, inference="moving", momentum=0.5, solver=Newton(jit_compile=False)
-        ),
-        VIEWS,
-    ),
-    "gcca": (lambda: ProxGCCA(2, lam=0.5, solver=Newton(jit_compile=False)), VIEWS),
-    "lstm": (lambda: ProxLSTM(2, lam=0.5, jit_compile=False), STEPS),
-    "lstm cell": (lambda: keras.layers.RNN(ProxLSTMCell(2, lam=0.5)), STEPS),
-    "any cell": (prox_rnn, STEPS),
-}
-OWNER = {"lstm cell": lambda layer: layer.cell, "any cell": lambda layer: layer.cell}
-
-
-@pytest.fixture(params=LAYERS)
+@pytest.fixture(params=layers(lambda case: {"lam", "cell"} & set(case.arguments())))
 def case(request):
     """The layer, what holds its `lam`, the inputs."""
-    make, inputs = LAYERS[request.param]
-    layer = make()
-    return layer, OWNER.get(request.param, lambda layer: layer)(layer), inputs
+    layer = LAYERS[request.param].make()
+    return layer, getattr(layer, "cell", layer), LAYERS[request.param].inputs
 
 
 def outputs(layer, inputs):
@@ -78,7 +27,7 @@ def outputs(layer, inputs):
 
 def test_setting_lam_assigns(case):
     layer, owner, inputs = case
-    weight = owner.lam
+    weight, first = owner.lam, float(owner.lam)
     assert isinstance(weight, LamWeight)
     before = outputs(layer, inputs)
     for value in (0.05, np.float32(0.05), tf.constant(0.05), keras.Variable(0.05)):
@@ -89,7 +38,7 @@ def test_setting_lam_assigns(case):
     owner.lam *= 2.0
     assert float(weight) == np.float32(0.1)
     assert [v.name for v in layer.non_trainable_weights].count("lam") == 1
-    assert type(owner).from_config(owner.get_config()).lam.numpy() == np.float32(0.5)
+    assert type(owner).from_config(owner.get_config()).lam.numpy() == np.float32(first)
     after = outputs(layer, inputs)
     moved = max(np.abs(a - b).max() for a, b in zip(after, before, strict=True))
     form = getattr(layer, "regularizer", None)
@@ -172,7 +121,8 @@ def test_what_a_graph_assigns_shows_as_nan(case):
         if weight.name == "moving_count":
             assert weight.numpy() == value + 1  # the one good step
         elif not weight.name.startswith("moving"):
-            np.testing.assert_array_equal(weight.numpy(), value)
+            wanted = 0.5 if weight is owner.lam else value
+            np.testing.assert_array_equal(weight.numpy(), wanted)
 
 
 def test_lam_in():
@@ -180,40 +130,6 @@ def test_lam_in():
     assert layer.lam_in("float32").numpy() == 2.0
     layer.lam.value.assign(-2.0)
     assert np.isnan(layer.lam_in(tf.float64).numpy())
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_two_of_a_kind_have_weights_of_their_own_paths(name, tmp_path):
-    make, inputs = LAYERS[name]
-    symbolic = tf.nest.map_structure(lambda x: keras.Input(x.shape[1:]), inputs)
-    layers = make(), make()
-    made = tf.nest.flatten([layer(symbolic) for layer in layers])
-    model = keras.Model(symbolic, made)
-    model.compile("sgd", "mse")
-    for k, layer in enumerate(layers):
-        OWNER.get(name, lambda layer: layer)(layer).lam = k + 1.0
-    tree = model.get_state_tree("numpy_array")["non_trainable_variables"]
-    assert {1.0, 2.0} <= {float(x) for x in tf.nest.flatten(tree) if np.ndim(x) == 0}
-    model.save(tmp_path / "model.keras")
-    twin = keras.saving.load_model(tmp_path / "model.keras")
-    for ours, theirs in zip(model.weights, twin.weights, strict=True):
-        assert ours.name == theirs.name
-        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
-
-
-def test_both_directions():
-    model = keras.Sequential(
-        [
-            keras.Input((5, 4)),
-            keras.layers.Bidirectional(ProxLSTM(2, return_sequences=True)),
-            keras.layers.Bidirectional(ProxLSTM(2)),
-        ]
-    )
-    paths = [v.path for v in model.weights if v.name == "lam"]
-    assert len(set(paths)) == 4
-    assert all("bidirectional" in path and path.endswith("prox_lstm_cell/lam") for path in paths)
-    model.compile("sgd", "mse")
-    model.get_state_tree()
 
 
 def test_inside_a_subclassed_model():

@@ -84,18 +84,6 @@ def test_replicas_give_what_one_device_gives(strategy, name, split):
         assert error([applied.numpy()], expected[:1]) < 1e-9
 
 
-@pytest.mark.slow
-def test_each_replica_alone(strategy):
-    layer = built(strategy, LAYERS["cca"])
-    halves = [
-        alone(steps_of(LAYERS["cca"]()), ROWS[rows], COTANGENT[rows])
-        for rows in (slice(31), slice(31, None))
-    ]
-    expected = [np.concatenate(parts) for parts in zip(*halves, strict=True)]
-    found = on(strategy, steps_of(layer), ROWS, COTANGENT, 31, graph=True)
-    assert error(found, expected) < 1e-9
-
-
 @pytest.mark.parametrize("synchronized", [True, False])
 def test_a_replica_without_a_complete_row_leaves_the_moving_map_alone(strategy, synchronized):
     options = {"inference": "moving", "momentum": 0.5, "synchronized": synchronized}

@@ -146,14 +146,18 @@ def operations(path):
 
 
 SOLVER = {"Svd", "SelfAdjointEigV2", "Cholesky", "While", "StatelessWhile", "If", "StatelessIf"}
+
+
+def slow(*names):
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 # With inference="batch" the solver is in the file, else what the moving map is.
 SOLVED = ("ProxCCA", "ProxGCCA")
 APPLIED = ("ProxCCA, in training", "ProxCCA, moving, sequences", "ProxGCCA, moving")
 
 
-@pytest.mark.parametrize(
-    "name", ["ProxCCA", pytest.param("ProxGCCA", marks=pytest.mark.slow), *APPLIED]
-)
+@pytest.mark.parametrize("name", ["ProxCCA", "ProxGCCA, moving", *slow("ProxGCCA", *APPLIED[:2])])
 def test_only_batch_holds_a_solver(exported, name):
     path, _ = exported(name)
     found = operations(path) & SOLVER
@@ -185,11 +189,7 @@ def run_lite(content, inputs):
 @pytest.mark.parametrize(
     "name",
     # The loss of the classifier decomposes, its output does not.
-    [
-        *APPLIED,
-        "MultiviewClassifier, prox",
-        pytest.param("ProxLSTM, unrolled", marks=pytest.mark.slow),
-    ],
+    ["ProxGCCA, moving", "MultiviewClassifier, prox", *slow(*APPLIED[:2], "ProxLSTM, unrolled")],
 )
 def test_lite_with_builtin_operations_only(exported, name):
     path, model = exported(name)
@@ -202,7 +202,7 @@ def test_lite_with_builtin_operations_only(exported, name):
 
 
 def test_lite_loop_over_time_needs_select_operations(exported):
-    path, _ = exported("ProxLSTM, sequences")
+    path, _ = exported("ProxLSTM")
     converter = tf.lite.TFLiteConverter.from_saved_model(str(path))
     with pytest.raises(Exception, match="Select TF ops"):
         converter.convert()

@@ -12,23 +12,38 @@ def expected_loss(x, k=3, epsilon=1e-4):
     return reference.cca_value_and_gradient(np.float64(x), SIZES[0], k, epsilon)[0]
 
 
-@pytest.mark.parametrize("k, epsilon", [(None, 1e-4), (2, 1e-2), (3, 0.0)])
-def test_value_and_gradient(k, epsilon):
-    x = shared_views(20, SIZES, seed=1)
-    direction = np.random.default_rng(2).normal(size=x.shape)
-    value = cca_loss(x[:, :3], x[:, 3:], k, epsilon)
-    np.testing.assert_allclose(value, expected_loss(x, k or 3, epsilon), atol=1e-10)
-    loss = CCALoss(k, epsilon, split=SIZES, dtype="float64")
+def expected_core(x, k, epsilon):
+    return reference.gcca_value_and_gradient(np.float64(x), THREE, k, epsilon)[0]
+
+
+# Through float32 a ridge of 1e-3 would be off by 5e-8 of its size, which shows from 1e-11 on.
+@pytest.mark.parametrize(
+    "cls, n, k, epsilon",
+    [
+        (CCALoss, 20, None, 1e-3),
+        (CCALoss, 20, 2, 1e-2),
+        (CCALoss, 20, 3, 0.0),
+        (GCCALoss, 20, 4, 1e-3),
+        (GCCALoss, 20, 9, 0.1),
+        (GCCALoss, 6, 3, 1e-3),
+    ],
+)
+def test_value_and_gradient(cls, n, k, epsilon):
+    two = cls is CCALoss
+    sizes, function = (
+        (SIZES, lambda views, *rest: cca_loss(*views, *rest)) if two else (THREE, gcca_loss)
+    )
+    x = shared_views(n, sizes, seed=1)
+    objective = "cca" if two else "gcca"
+    expected, slope = reference.value_and_gradient(x, sizes, k or 3, epsilon, objective)
+    value = function(np.split(x, np.cumsum(sizes)[:-1], 1), k, epsilon)
+    np.testing.assert_allclose(value, expected, atol=1e-12)
     variable = tf.constant(x)
     with tf.GradientTape() as tape:
         tape.watch(variable)
-        value = loss(np.zeros(20), variable)
-    np.testing.assert_allclose(value, expected_loss(x, k or 3, epsilon), atol=1e-10)
-    h = 1e-5
-    plus = expected_loss(x + h * direction, k or 3, epsilon)
-    minus = expected_loss(x - h * direction, k or 3, epsilon)
-    slope = (tape.gradient(value, variable).numpy() * direction).sum()
-    np.testing.assert_allclose(slope, (plus - minus) / (2 * h), atol=1e-7)
+        value = cls(k, epsilon, split=sizes, dtype="float64")(np.zeros(n), variable)
+    np.testing.assert_allclose(value, expected, atol=1e-12)
+    np.testing.assert_allclose(tape.gradient(value, variable), slope, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -46,10 +61,6 @@ def test_dtype_is_that_of_the_wider_view(dtypes, expected):
     np.testing.assert_allclose(value, expected_loss(np.c_[x, y]), atol=2e-3)
 
 
-def test_single_row_has_no_correlation():
-    assert float(cca_loss(np.ones((1, 3)), np.ones((1, 4)))) == 0.0
-
-
 @pytest.mark.parametrize("half", [True, False])
 def test_loss_of_halves_or_of_a_list(half):
     x = shared_views(20, (4, 4))
@@ -57,34 +68,6 @@ def test_loss_of_halves_or_of_a_list(half):
     expected = reference.cca_value_and_gradient(x, 4, 2, 0.1)[0]
     loss = CCALoss(2, 0.1, dtype="float64")
     np.testing.assert_allclose(loss(None, y_pred), expected, atol=1e-10)
-
-
-def test_second_derivative_is_refused():
-    x = tf.constant(shared_views(20, SIZES))
-    with tf.GradientTape() as outer:
-        outer.watch(x)
-        with tf.GradientTape() as inner:
-            inner.watch(x)
-            value = cca_loss(x[:, :3], x[:, 3:])
-        slope = tf.reduce_sum(inner.gradient(value, x) ** 2)
-    with pytest.raises(NotImplementedError, match="first derivatives only"):
-        outer.gradient(slope, x)
-
-
-def test_loss_respects_a_keras_mask():
-    rng = np.random.default_rng(3)
-    x = rng.normal(1.0, size=(8, 6, 5)).astype("float32")  # zeros would stand out
-    valid = rng.random((8, 6)) < 0.7
-    x[~valid] = 0.0
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [keras.Input((6, 5)), keras.layers.Masking(), keras.layers.Dense(7, use_bias=False)]
-    )
-    model.compile("sgd", CCALoss(split=SIZES))
-    value = model.evaluate(x, np.zeros((8, 6, 1)), batch_size=8, verbose=0)
-    output = model.predict(x, verbose=0)
-    np.testing.assert_allclose(value, expected_loss(output[valid]), rtol=1e-5)
-    assert abs(value - expected_loss(output.reshape(48, 7))) > 1e-3
 
 
 @pytest.mark.parametrize("how", ["list", "function"])
@@ -104,14 +87,6 @@ def test_masks_of_views_apart_are_found(how):
     without = cca_loss(*views, mask=np.ones((8, 6), bool))
     expected = expected_loss(np.concatenate([x, y], 2).reshape(48, 7))
     np.testing.assert_allclose(without, expected, atol=1e-10)
-
-
-def test_columns_in_different_units():
-    rng = np.random.default_rng(0)
-    s = rng.uniform(size=1000)
-    x, y = np.c_[1e5 * rng.normal(size=1000), s], np.c_[s, rng.normal(size=1000)]
-    np.testing.assert_allclose(cca_loss(x, y, 1, epsilon=0.0), -1.0, atol=1e-9)
-    np.testing.assert_allclose(gcca_loss([x, y], 1, epsilon=0.0), 0.0, atol=1e-9)
 
 
 def test_sample_weight_is_refused():
@@ -141,31 +116,6 @@ def test_bad_input(call, message):
     x, y = np.split(shared_views(20, SIZES), [3], 1)
     with pytest.raises(ValueError, match=message):
         call(x, y)
-
-
-# --- two or more views ---------------------------------------------------------------------------
-
-
-def expected_core(x, k, epsilon, sizes=THREE):
-    return reference.gcca_value_and_gradient(np.float64(x), sizes, k, epsilon)[0]
-
-
-@pytest.mark.parametrize("n, k, epsilon", [(20, 4, 1e-3), (20, 9, 0.1), (6, 3, 1e-3)])
-def test_common_core_value_and_gradient(n, k, epsilon):
-    x = shared_views(n, THREE, seed=6)
-    direction = np.random.default_rng(7).normal(size=x.shape)
-    value = gcca_loss(np.split(x, [3, 7], 1), k, epsilon)
-    np.testing.assert_allclose(value, expected_core(x, k, epsilon), atol=1e-9)
-    variable = tf.constant(x)
-    with tf.GradientTape() as tape:
-        tape.watch(variable)
-        value = GCCALoss(k, epsilon, split=THREE, dtype="float64")(np.zeros(n), variable)
-    np.testing.assert_allclose(value, expected_core(x, k, epsilon), atol=1e-9)
-    h = 1e-5
-    difference = expected_core(x + h * direction, k, epsilon)
-    difference -= expected_core(x - h * direction, k, epsilon)
-    slope = (tape.gradient(value, variable).numpy() * direction).sum()
-    np.testing.assert_allclose(slope, difference / (2 * h), atol=1e-7)
 
 
 def test_common_core_of_two_views_is_their_correlation():

@@ -216,18 +216,6 @@ ALLOWED = {
 }
 
 
-def test_home():
-    """The rules below judge by it."""
-    assert home("proxnet_tf.ops.multiview.prox.multiview_prox") == (1, "multiview")
-    assert home("proxnet_tf.ops.linear.cg") == (1, None)
-    assert home("proxnet_tf.ops.kernels") == (1, "kernels")
-    assert home("proxnet_tf.layers.monitor.Monitor") == (2, None)
-    assert home("proxnet_tf.layers.recurrent.lstm") == (2, "recurrent")
-    assert home("proxnet_tf.losses.CCALoss") == (2, "multiview")
-    assert home("proxnet_tf.checks.HasLam") == (2, None)
-    assert home("proxnet_tf.models.base") == home("proxnet_tf.tuning") == (3, None)
-
-
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_imports_go_down_or_sideways(path):
     """Down a floor, or on the same floor within a wing or to what the floor shares."""

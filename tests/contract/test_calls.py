@@ -169,11 +169,17 @@ def test_inputs_of_another_dtype(name):
             assert_same(outputs, expected, 1e-4)
 
 
+HALF = ("ProxCCA, in training", "Prox of a function", "ProxLSTM")
+
+
 @pytest.mark.parametrize(
-    "dtype",
-    ["float32", "mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)],
+    "name, dtype",
+    [
+        pytest.param(*p.values, dtype, marks=p.marks)
+        for dtype, among in (("float32", LAYERS), ("mixed_float16", HALF), ("mixed_bfloat16", ()))
+        for p in layers(among=among)
+    ],
 )
-@pytest.mark.parametrize("name", layers())
 def test_fit_moves_what_is_trainable_and_keeps_everything_finite(name, dtype):
     case = LAYERS[name]
     keras.utils.set_random_seed(0)

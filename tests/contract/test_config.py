@@ -14,7 +14,8 @@ from tests.helpers.layer_checks import (
 )
 from tests.helpers.registry import CONFIGURED, LAYERS, layers
 
-CLASSES = {type(make()) for make in CONFIGURED.values()}
+THINGS = [make() for make in CONFIGURED.values()]
+CLASSES = {type(thing) for thing in THINGS}
 
 
 @pytest.mark.parametrize("name", CONFIGURED)
@@ -24,8 +25,7 @@ def test_config_survives_json(name):
 
 @pytest.mark.parametrize("cls", sorted(CLASSES, key=lambda cls: cls.__name__))
 def test_every_argument_is_checked_with_another_value_than_its_default(cls):
-    things = [make() for make in CONFIGURED.values()]
-    configs = [thing.get_config() for thing in things if type(thing) is cls]
+    configs = [thing.get_config() for thing in THINGS if type(thing) is cls]
     arguments = constructor_arguments(cls).items()
     same = [name for name, default in arguments if all(c[name] == default for c in configs)]
     assert not same, f"give these a value other than their default in the registry: {same}"

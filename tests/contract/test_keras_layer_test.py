@@ -7,10 +7,13 @@ from keras.src import testing
 from tests.helpers.layer_checks import flat
 from tests.helpers.registry import LAYERS, layers, takes_views
 
+SHOWN = ("ProxCCA, in training", "CCARegularizer", "Prox of a function", "ProxKernelFeatures")
+SHOWN += ("ProxLSTM", "ProxRNNCell of GRUCell")
+
 
 @pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
-@pytest.mark.parametrize("name", layers())
+@pytest.mark.parametrize("name", layers(among=SHOWN))
 def test_run_layer_test(name):
     case = LAYERS[name]
     keras.utils.set_random_seed(0)

@@ -43,7 +43,10 @@ def trained(case, dtype="float32", **options):
 @pytest.fixture(scope="module", params=MODELS)
 def fitted(request):
     case = MODELS[request.param]
-    return case, *trained(case)
+    # Tracing takes most of the time: two kinds train in a graph.
+    return case, *trained(
+        case, run_eagerly=request.param not in ("MultiviewClassifier, prox", "DCCAE")
+    )
 
 
 def test_config_survives_json(fitted):
@@ -127,8 +130,9 @@ def sequential(inner, inputs):
     return keras.Sequential([inputs, inner, keras.layers.Dense(2)])
 
 
+ONCE = ("DCCAE", "AdversarialModel")  # the other places are shown with these
 PLACES = [
-    (name, kind)
+    pytest.param(name, kind, marks=[] if kind is functional or name in ONCE else pytest.mark.slow)
     for name, case in MODELS.items()
     for kind in (functional, sequential, Outer)
     if kind is not sequential or not isinstance(case.inputs, list)  # it has one input

@@ -27,7 +27,8 @@ PLAIN_CELLS = {
 def make(name, delta, cell=None, **options):
     cell = cell or {}
     if name in LAYERS:
-        return LAYERS[name][0](UNITS, delta=delta, lam=0.7, **cell, **options)
+        settings = {"lam": 0.7, "jit_compile": False, **cell, **options}
+        return LAYERS[name][0](UNITS, delta=delta, **settings)
     if name in OWN_CELLS:
         return keras.layers.RNN(OWN_CELLS[name](UNITS, delta=delta, lam=0.7, **cell), **options)
     inner = PLAIN_CELLS[name](UNITS, **cell)

@@ -213,26 +213,17 @@ def test_the_correlation_is_that_of_all_rows():
     np.testing.assert_allclose(found, [entropy + 0.3 * correlation], rtol=1e-5)
 
 
-def test_fit_of_a_functional_model_with_all_that_keras_offers():
+def test_fit_of_a_functional_model():
     inputs = [keras.Input((4,)), keras.Input((3,))]
     codes = CCARegularizer(0.1)([Dense(2)(x) for x in inputs])
     model = keras.Model(inputs, Average()([Dense(3)(code) for code in codes]))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss, metrics=["accuracy"], weighted_metrics=["accuracy"])
     data = with_unlabelled(LABELLED, UNLABELLED, batch_size=3)
-    steps = []
-    count = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: steps.append(batch)
-    )
-    history = model.fit(
-        data, epochs=2, shuffle=False, validation_data=LABELLED, callbacks=[count], verbose=0
-    ).history
-    assert steps == 2 * [*range(6)]
+    history = model.fit(data, shuffle=False, validation_data=LABELLED, verbose=0).history
     assert np.isfinite([history["loss"], history["val_loss"]]).all()
     with pytest.raises(ValueError, match="class_weight"):
         model.fit(data, class_weight={0: 1.0, 1: 2.0, 2: 1.0}, shuffle=False, verbose=0)
-    endless = with_unlabelled(dataset(*LABELLED).repeat(), dataset(UNLABELLED).repeat())
-    model.fit(endless, steps_per_epoch=2, shuffle=False, verbose=0)
 
 
 X = UNLABELLED
@@ -266,10 +257,7 @@ X = UNLABELLED
         ),
         (lambda: with_unlabelled(dataset(*LABELLED).take(0), X), "`labelled`.*empty dataset"),
         (lambda: with_unlabelled(("a", LABELLED[1]), X), r"arrays with rows. Received: <U1 \(\)"),
-        (
-            lambda: with_unlabelled(LABELLED, X, shuffle="no"),
-            "`shuffle` must be True or.*'no'",
-        ),
+        (lambda: with_unlabelled(LABELLED, X, shuffle="no"), "`shuffle` must be True or.*'no'"),
         (lambda: with_unlabelled(LABELLED, X, seed="a"), "`seed` must be an integer.*seed='a'"),
     ],
 )

@@ -104,18 +104,3 @@ def policy(dtype):
         yield
     finally:
         keras.config.set_dtype_policy(usual)
-
-
-# For the files of tests that name their layers themselves; the registry's need neither.
-
-
-def check_config(layer, allow_default=()):
-    """Every constructor argument is in the config, differs from its default, survives JSON."""
-    config = layer.get_config()
-    for name, default in constructor_arguments(type(layer)).items():
-        assert name in config, f"{name} is missing from get_config()"
-        if name not in allow_default:
-            assert config[name] != default, f"give {name} a value other than its default here"
-    restored = type(layer).from_config(json.loads(json.dumps(config)))
-    assert restored.get_config() == config
-    return restored

@@ -23,14 +23,7 @@ def products(x, kernel, units, scale):
 
 
 def lstm(
-    x,
-    h,
-    c,
-    weights,
-    activation=np.tanh,
-    recurrent_activation=sigmoid,
-    scale=1.0,
-    hidden_scale=1.0,
+    x, h, c, weights, activation=np.tanh, recurrent_activation=sigmoid, scale=1.0, hidden_scale=1.0
 ):
     """s of one step, and the output as a function of s or c; `scale` multiplies x, the other h."""
     kernel, recurrent_kernel, bias = weights
@@ -47,14 +40,7 @@ def lstm(
 
 
 def gru(
-    x,
-    h,
-    c,
-    weights,
-    activation=np.tanh,
-    recurrent_activation=sigmoid,
-    scale=1.0,
-    hidden_scale=1.0,
+    x, h, c, weights, activation=np.tanh, recurrent_activation=sigmoid, scale=1.0, hidden_scale=1.0
 ):
     """As `lstm`. The bias is that of Keras, of x and of c, or four in a row, see `GRUEquations`."""
     kernel, recurrent_kernel, bias = weights

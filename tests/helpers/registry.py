@@ -167,6 +167,24 @@ class Layer:
 PLAIN = {"solver": Newton(jit_compile=False)}
 
 
+def _views(cls, inputs, weights=(0, 1, 0), always=False, **arguments):
+    """A layer that sees the batch: in training, if it has no other inference; masks of steps."""
+    two, maps = cls in (ProxCCA, CCARegularizer), cls in (ProxCCA, ProxGCCA)
+    defaults = {"lam": 0.5, **PLAIN} if maps else {"epsilon": 0.1}
+    arguments = {"num_components": COMPONENTS if two else CORE, **defaults, **arguments}
+    return Layer(
+        cls,
+        lambda: arguments,
+        inputs,
+        weights,
+        training=maps and "inference" not in arguments,
+        rows="together",
+        masks="respected" if tf.nest.flatten(inputs)[0].ndim == 3 else "",
+        losses=int("weight" in arguments),
+        always=always,
+    )
+
+
 def _prox(inputs, arguments, weights=(0, 1, 0), **more):
     return Layer(Prox, lambda: arguments() | {"lam": 2.0}, inputs, weights, **more)
 
@@ -212,106 +230,32 @@ def _rnn(name, weights, **more):
 
 
 LAYERS = {
-    "ProxCCA": Layer(
-        ProxCCA,
-        lambda: dict(
-            num_components=COMPONENTS,
-            lam=0.5,
-            epsilon=0.01,
-            inference="batch",
-            split=SIZES,
-            **PLAIN,
-        ),
-        PAIR,
-        (0, 1, 0),
-        rows="together",
+    "ProxCCA": _views(ProxCCA, PAIR, epsilon=0.01, inference="batch", split=SIZES),
+    "ProxCCA, moving, sequences": _views(
+        ProxCCA, VIEW_SEQUENCES, (0, 4, 0), inference="moving", momentum=0.5
     ),
-    "ProxCCA, moving, sequences": Layer(
-        ProxCCA,
-        lambda: dict(num_components=COMPONENTS, lam=0.5, inference="moving", momentum=0.5, **PLAIN),
-        VIEW_SEQUENCES,
-        (0, 4, 0),
-        rows="together",
-        masks="respected",
+    "ProxCCA, in training": _views(
+        ProxCCA, PAIR.reshape(3, 4, -1), always=True, split=SIZES, nan_is_missing=True
     ),
-    "ProxCCA, in training": Layer(
-        ProxCCA,
-        lambda: dict(num_components=COMPONENTS, lam=0.5, split=SIZES, nan_is_missing=True, **PLAIN),
-        PAIR.reshape(3, 4, -1),
-        (0, 1, 0),
-        training=True,
-        rows="together",
-        masks="respected",
-        always=True,
+    "ProxGCCA": _views(ProxGCCA, VIEWS, epsilon=0.1, inference="batch"),
+    "ProxGCCA, moving": _views(
+        ProxGCCA, TRIPLE, (0, 4, 0), always=True, inference="moving", split=THREE
     ),
-    "ProxGCCA": Layer(
-        ProxGCCA,
-        lambda: dict(num_components=CORE, lam=0.5, epsilon=0.1, inference="batch", **PLAIN),
-        VIEWS,
-        (0, 1, 0),
-        rows="together",
+    "ProxGCCA, weighted": _views(
+        ProxGCCA, TRIPLE.reshape(3, 4, -1), weight=0.2, split=THREE, nan_is_missing=True
     ),
-    "ProxGCCA, moving": Layer(
-        ProxGCCA,
-        lambda: dict(num_components=CORE, lam=0.5, inference="moving", split=THREE, **PLAIN),
-        TRIPLE,
-        (0, 4, 0),
-        rows="together",
-        always=True,
+    "CCARegularizer": _views(CCARegularizer, VIEW_SEQUENCES, (0, 0, 0), always=True, weight=0.3),
+    "CCARegularizer, envelope": _views(
+        CCARegularizer, VIEW_SEQUENCES, (0, 0, 0), weight=0.3, envelope=2.0, **PLAIN
     ),
-    "ProxGCCA, weighted": Layer(
-        ProxGCCA,
-        lambda: dict(
-            num_components=CORE, lam=0.5, weight=0.2, split=THREE, nan_is_missing=True, **PLAIN
-        ),
-        TRIPLE.reshape(3, 4, -1),
-        (0, 1, 0),
-        training=True,
-        rows="together",
-        masks="respected",
-        losses=1,
-    ),
-    "CCARegularizer": Layer(
-        CCARegularizer,
-        lambda: dict(weight=0.3, num_components=COMPONENTS, epsilon=0.1),
-        VIEW_SEQUENCES,
-        (0, 0, 0),
-        rows="together",
-        masks="respected",
-        losses=1,
-        always=True,
-    ),
-    "CCARegularizer, envelope": Layer(
-        CCARegularizer,
-        lambda: dict(weight=0.3, num_components=COMPONENTS, epsilon=0.1, envelope=2.0),
-        VIEW_SEQUENCES,
-        (0, 0, 0),
-        rows="together",
-        masks="respected",
-        losses=1,
-    ),
-    "GCCARegularizer": Layer(
-        GCCARegularizer,
-        lambda: dict(
-            weight=0.3,
-            num_components=CORE,
-            epsilon=0.1,
-            split=THREE,
-            nan_is_missing=True,
-        ),
-        TRIPLE,
-        (0, 0, 0),
-        rows="together",
-        losses=1,
+    "GCCARegularizer": _views(
+        GCCARegularizer, TRIPLE, (0, 0, 0), weight=0.3, split=THREE, nan_is_missing=True
     ),
     "Prox l1": _prox(
         SEQUENCES, lambda: dict(regularizer="l1"), masks="passed", jit=True, always=True
     ),
     "Prox simplex over time": _prox(
-        SEQUENCES,
-        lambda: dict(constraint=Regularizer("simplex", total=2.0), over="time"),
-        jit=True,
-        always=True,
+        SEQUENCES, lambda: dict(constraint=Regularizer("simplex", total=2.0), over="time"), jit=True
     ),
     "Prox nuclear over the batch": _prox(
         ROWS, lambda: dict(regularizer="nuclear", over="batch"), rows="together"
@@ -334,25 +278,13 @@ LAYERS = {
         ROWS, lambda: dict(regularizer=log_cosh, constraint="simplex", monitor="r")
     ),
     "Prox of a layer with a context": _prox(
-        [ROWS, ROWS[::-1].copy()],
-        lambda: dict(regularizer=Pull(), monitor="r"),
-        (1, 1, 0),
+        [ROWS, ROWS[::-1].copy()], lambda: dict(regularizer=Pull(), monitor="r"), (1, 1, 0)
     ),
     "ProxDropout": Layer(
-        ProxDropout,
-        lambda: dict(lam=0.4),
-        SEQUENCES,
-        (0, 1, 0),
-        masks="passed",
-        always=True,
+        ProxDropout, lambda: dict(lam=0.4), SEQUENCES, (0, 1, 0), masks="passed", always=True
     ),
     "ProxKernelFeatures": Layer(
-        ProxKernelFeatures,
-        _kernel(power=-0.5),
-        SEQUENCES,
-        (0, 5, 0),
-        masks="passed",
-        always=True,
+        ProxKernelFeatures, _kernel(power=-0.5), SEQUENCES, (0, 5, 0), masks="passed", always=True
     ),
     "ProxKernelFeatures, solved": Layer(
         ProxKernelFeatures,
@@ -360,14 +292,16 @@ LAYERS = {
         SEQUENCES[:, 0],
         (0, 6, 0),
     ),
-    "ProxLSTM": Layer(ProxLSTM, _gates(), SEQUENCES, (3, 1, 1), jit=True, always=True),
-    "ProxLSTM, sequences": Layer(
+    "ProxLSTM": Layer(
         ProxLSTM,
-        _gates(return_sequences=True, jit_compile=False, max_iterations=9),
+        _gates(jit_compile=False, max_iterations=9),
         SEQUENCES,
         (3, 1, 1),
-        masks="steps",
         jit=True,
+        always=True,
+    ),
+    "ProxLSTM, sequences": Layer(
+        ProxLSTM, _gates(return_sequences=True), SEQUENCES, (3, 1, 1), masks="steps", jit=True
     ),
     "ProxLSTM, unrolled": Layer(
         ProxLSTM,
@@ -403,10 +337,13 @@ LAYERS = {
 }
 
 
-def layers(select=lambda case: True):
-    """Parameters of a contract test: names of the layers that `select` takes."""
+def layers(select=lambda case: True, among=LAYERS):
+    """Parameters of a contract test: names of the layers that `select` takes.
+
+    Where the kinds of layers show nothing more, those that are not `among` the given are slow, too.
+    """
     return [
-        pytest.param(name, marks=[] if case.always else pytest.mark.slow)
+        pytest.param(name, marks=[] if case.always and name in among else pytest.mark.slow)
         for name, case in LAYERS.items()
         if select(case)
     ]
@@ -437,6 +374,7 @@ _GATES = dict(
     seed=7,
     implementation=1,
 )
+_SOLVE = dict(output_from_prox=True, tolerance=1e-4, max_iterations=7, monitor="r")
 _GRU_GATES = {k: v for k, v in _GATES.items() if k != "unit_forget_bias"}
 _VIEWS = dict(
     num_components=2,
@@ -487,32 +425,14 @@ CONFIGURED = {
     ),
     "ProxDropout, monitored": lambda: ProxDropout(monitor="r"),
     "ProxLSTM, every argument": lambda: ProxLSTM(
-        UNITS,
-        **_GATES,
-        stateful=True,
-        jit_compile=True,
-        activity_regularizer="l2",
-        monitor="r",
+        UNITS, **_GATES, stateful=True, jit_compile=True, activity_regularizer="l2", monitor="r"
     ),
-    "ProxLSTMCell": lambda: ProxLSTMCell(
-        UNITS,
-        **_GATES,
-        lam=0.7,
-        delta=1.3,
-        output_from_prox=True,
-        tolerance=1e-4,
-        max_iterations=7,
-        jit_compile=False,
-        monitor="r",
-    ),
+    "ProxLSTMCell": lambda: ProxLSTMCell(**_gates(**_GATES, **_SOLVE, jit_compile=False)()),
     "ProxGRU, every argument": lambda: ProxGRU(
         **_gates(
             **_GRU_GATES,
-            output_from_prox=True,
-            tolerance=1e-4,
-            max_iterations=7,
+            **_SOLVE,
             jit_compile=False,
-            monitor="r",
             return_sequences=True,
             return_state=True,
             go_backwards=True,
@@ -522,23 +442,9 @@ CONFIGURED = {
             activity_regularizer="l2",
         )()
     ),
-    "ProxGRUCell": lambda: ProxGRUCell(
-        **_gates(
-            **_GRU_GATES,
-            output_from_prox=True,
-            tolerance=1e-4,
-            max_iterations=7,
-            jit_compile=False,
-            monitor="r",
-        )()
-    ),
+    "ProxGRUCell": lambda: ProxGRUCell(**_gates(**_GRU_GATES, **_SOLVE, jit_compile=False)()),
     "ProxRNNCell": lambda: wrapped(
-        keras.layers.LSTMCell(UNITS, activation="softplus"),
-        state_index=0,
-        output_from_prox=True,
-        tolerance=1e-4,
-        max_iterations=7,
-        monitor="r",
+        keras.layers.LSTMCell(UNITS, activation="softplus"), state_index=0, **_SOLVE
     ),
     "Regularizer": lambda: Regularizer("box", weight=2.0, low=-0.5, high=3.0),
     "Invariance": lambda: Invariance(
@@ -554,12 +460,7 @@ CONFIGURED = {
         dtype="float64",
     ),
     "GCCALoss": lambda: GCCALoss(
-        4,
-        epsilon=0.1,
-        split=THREE,
-        nan_is_missing=True,
-        synchronized=True,
-        name="core",
+        4, epsilon=0.1, split=THREE, nan_is_missing=True, synchronized=True, name="core"
     ),
     "CanonicalCorrelation": lambda: CanonicalCorrelation(
         2, epsilon=0.1, split=SIZES, nan_is_missing=True, name="agreement"

@@ -198,16 +198,6 @@ def test_missing_views(views, predict_with):
     assert all(np.isfinite(w).all() for w in model.get_weights())
 
 
-def test_the_model_as_a_layer_hands_its_mask_on():
-    views, labels, valid = padded()
-    inputs = [keras.Input(x.shape[1:]) for x in views]
-    part = MultiviewClassifier(maskers(), predictors())
-    model = keras.Model(inputs, part(inputs))
-    model.compile("sgd", entropy(), run_eagerly=True)
-    found = model.evaluate(views, labels, batch_size=8, verbose=0)
-    np.testing.assert_allclose(found, loss_over(model(views), labels, valid), rtol=1e-5)
-
-
 def test_models_as_predictors_get_and_give_masks():
     views, labels, valid = padded()
     networks = [keras.Sequential([Dense(4, activation="relu"), Dense(2)]) for _ in range(2)]

@@ -7,13 +7,10 @@ from keras.layers import Dense
 
 from proxnet_tf import (
     CCARegularizer,
-    GCCARegularizer,
-    LambdaSchedule,
     MultiviewClassifier,
     ProxCCA,
     ProxGCCA,
     cca_loss,
-    gcca_loss,
 )
 from tests.helpers.layer_checks import assert_same
 from tests.helpers.multiview_models import (
@@ -98,15 +95,6 @@ def test_correlation_terms_are_added_to_the_loss():
         np.testing.assert_allclose(training_loss(model, views, labels), wanted, rtol=1e-5)
 
 
-def test_three_views_add_the_distance_from_a_common_core():
-    views, labels = make_data(views=3)
-    layer = GCCARegularizer(0.5, num_components=4, epsilon=0.1)
-    model = MultiviewClassifier(encoders(3), predictors(3), layer)
-    risk = entropy()(labels, model(views))
-    wanted = risk + 0.5 * gcca_loss(model.encode(views), 4, 0.1)
-    np.testing.assert_allclose(training_loss(model, views, labels), wanted, rtol=1e-5)
-
-
 @pytest.mark.parametrize("regularized", [False, True])
 def test_a_view_index_trains_with_the_mean_of_the_views_losses(regularized):
     views, labels = make_data()
@@ -119,32 +107,6 @@ def test_a_view_index_trains_with_the_mean_of_the_views_losses(regularized):
     extra = float(cca_loss(*model.encode(views))) if regularized else 0.0
     found = training_loss(model, views, labels, sample_weight=weights)
     np.testing.assert_allclose(found, np.mean(losses) + extra, rtol=1e-5)
-
-
-def test_rows_of_weight_zero_feed_only_the_correlation():
-    views, labels = make_data()
-    weights = np.zeros(120, "float32")
-    weights[:30] = 4.0
-    wrong = np.where(weights > 0, labels, 1 - labels)
-    for layer in (CCARegularizer(), ProxCCA(**PLAIN)):
-        model = MultiviewClassifier(encoders(), predictors(), layer)
-        wanted = entropy()(labels[:30], model(views, training=True)[:30])
-        if isinstance(layer, CCARegularizer):
-            wanted += cca_loss(*model.encode(views))
-        found = training_loss(model, views, wrong, sample_weight=weights)
-        np.testing.assert_allclose(found, float(wanted), rtol=1e-5)
-
-
-def test_lambda_schedule_drives_the_layer_in_the_model():
-    views, labels = make_data()
-    model = MultiviewClassifier(encoders(), predictors(), ProxCCA(lam=0.5, monitor=True, **PLAIN))
-    model.compile("adam", entropy(), run_eagerly=True)
-    history = model.fit(
-        views, labels, epochs=2, verbose=0, callbacks=[LambdaSchedule(lambda t: 2.0 + t)]
-    ).history
-    assert history["lam"] == [2.0, 3.0]
-    assert float(model.between[0].lam) == 3.0
-    assert history["correlation"][0] > history["correlation_before"][0]
 
 
 def test_sequences_with_a_mask_reach_the_layer():

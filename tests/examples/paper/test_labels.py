@@ -47,6 +47,7 @@ def test_mispaired_rows_exchange_second_views_only():
     np.testing.assert_array_equal(*ordered)
 
 
+@pytest.mark.usefixtures("without_xla")
 @pytest.mark.parametrize("kind", ["plain", "rrm", "prox", "own", "envelope"])
 def test_a_step_has_the_loss_and_the_gradient_of_the_models(kind):
     ridge = 0.05

@@ -48,10 +48,7 @@ def test_augmentation_crops_and_mirrors_the_rows():
 
 
 def test_table_has_the_difference_to_rrm_by_seed():
-    runs = {
-        "vanilla": {0: 20.0, 1: 24.0},
-        "rrm": {0: 19.0, 1: 20.0, 2: 5.0},
-    }
+    runs = {"vanilla": {0: 20.0, 1: 24.0}, "rrm": {0: 19.0, 1: 20.0, 2: 5.0}}
     results = {
         20: {
             method: {seed: {"error": error, "correlation": 1.0} for seed, error in seeds.items()}

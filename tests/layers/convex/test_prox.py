@@ -7,37 +7,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from proxnet_tf import ProxDropout
 from proxnet_tf.layers.convex.activations import prox_of_activation
 from proxnet_tf.layers.convex.prox import Prox
 from proxnet_tf.layers.convex.regularizer import Regularizer
 from proxnet_tf.ops.convex.table import OPERATORS
+from tests.helpers.differences import central_difference
 from tests.helpers.proximal_references import REFERENCES
+from tests.helpers.registry import log_cosh, roughness, spread
 
 RNG = np.random.default_rng(0)
-LAPLACIAN = [[1.0, -1.0, 0.0], [-1.0, 2.0, -1.0], [0.0, -1.0, 1.0]]
-
-
-@keras.saving.register_keras_serializable(package="proxnet_tf_tests")
-def log_cosh(z):
-    return tf.reduce_sum(tf.math.log(tf.cosh(z)), axis=-1)
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf_tests")
 def near_context(z, context):
     """Quadratic pull towards the context: z = (lam x + 3 context) / (lam + 3)."""
     return 1.5 * tf.reduce_sum((z - context) ** 2, axis=-1)
-
-
-@keras.saving.register_keras_serializable(package="proxnet_tf_tests")
-def roughness(z):
-    """Squared differences along a sequence (batch, time, features)."""
-    return tf.reduce_sum((z[:, 1:] - z[:, :-1]) ** 2, axis=[1, 2]) / 2
-
-
-@keras.saving.register_keras_serializable(package="proxnet_tf_tests")
-def spread(z):
-    """Squared distances to the batch's mean: a scalar for the whole batch."""
-    return tf.reduce_sum((z - tf.reduce_mean(z, axis=0)) ** 2) / 2
 
 
 def inputs(*shape, dtype="float32"):
@@ -53,16 +38,6 @@ def gradient_of(function, *arguments):
         return tape.gradient(loss, arguments)
 
     return [np.asarray(g) for g in gradients(*map(tf.convert_to_tensor, arguments))]
-
-
-def central_difference(function, x, h=1e-6):
-    x = np.asarray(x, "float64")
-    out = np.zeros_like(x)
-    for index in np.ndindex(*x.shape):
-        e = np.zeros_like(x)
-        e[index] = h
-        out[index] = (float(function(x + e)) - float(function(x - e))) / (2 * h)
-    return out
 
 
 # Closed forms ----------------------------------------------------------------------------------
@@ -180,7 +155,7 @@ def test_constrained_solution_and_gradient(constraint):
     for point in 2 * RNG.standard_normal((30, 4)):
         assert ((project(point) - z) * slope).sum(axis=1).min() > -1e-8
     loss = tf.function(lambda v: tf.reduce_sum(layer(v) * weights))
-    numeric = central_difference(lambda v: loss(tf.constant(v)), x)
+    numeric = central_difference(lambda v: float(loss(tf.constant(v))), [x], 0)
     np.testing.assert_allclose(gradient_of(loss, x)[0], numeric, atol=1e-6)
 
 
@@ -194,17 +169,6 @@ def test_over_time_and_batch_see_the_whole():
     z = Prox(spread, lam=2.0, over="batch", dtype="float64")(rows)
     centred = rows - rows.mean(axis=0)
     np.testing.assert_allclose(z, rows.mean(axis=0) + centred / 1.5, atol=1e-8)
-
-
-def test_rows_are_independent_problems():
-    x = np.concatenate([inputs(2, 4, dtype="float64"), 1e4 * inputs(2, 4, dtype="float64")])
-    layer = Prox(log_cosh_wide, lam=0.5, dtype="float64")
-    alone = np.concatenate([layer(x[i : i + 1]) for i in range(4)])
-    np.testing.assert_allclose(layer(x), alone, rtol=1e-8)
-
-
-def log_cosh_wide(z):
-    return tf.reduce_sum(tf.sqrt(1 + z**2), axis=-1)
 
 
 # Trouble ---------------------------------------------------------------------------------------
@@ -248,6 +212,7 @@ def log_cosh_wide(z):
         (lambda: Regularizer("quadratic"), "needs `matrix`"),
         (lambda: Regularizer("l1", weight=0.0), "weight"),
         (lambda: prox_of_activation("gelu"), "'sigmoid', 'tanh'"),
+        (lambda: ProxDropout(lam=float("nan")), "lam"),
     ],
 )
 def test_bad_input_says_what_and_how(make, message):
@@ -255,12 +220,11 @@ def test_bad_input_says_what_and_how(make, message):
         make()
 
 
-@pytest.mark.parametrize("constraint", [None, "box"])
 @pytest.mark.parametrize(
-    "regularizer",
+    "constraint, regularizer",
     [
-        lambda z: tf.reduce_sum(tf.math.sqrt(z - 100.0), axis=-1),  # NaN everywhere
-        lambda z: tf.reduce_sum(0.0 * z, axis=-1) + float("inf"),
+        (None, lambda z: tf.reduce_sum(tf.math.sqrt(z - 100.0), axis=-1)),  # NaN everywhere
+        ("box", lambda z: tf.reduce_sum(0.0 * z, axis=-1) + float("inf")),
     ],
 )
 def test_nan_or_infinite_r_is_visible_and_ends(regularizer, constraint):
@@ -298,23 +262,6 @@ def test_too_few_iterations_are_visible():
     assert layer.status["unsolved"] == 1.0
     assert layer.status["iterations"] == 1.0
     assert layer.status["residual"] > 1e-5
-
-
-def ill_conditioned(z):
-    weights = tf.cast(10.0 ** tf.linspace(-2.0, 2.0, 12), z.dtype)
-    return tf.reduce_sum(weights * z**2, axis=-1) / 2
-
-
-def test_an_unsolved_gradient_is_said_in_eager_mode():
-    layer = Prox(ill_conditioned, lam=0.1, max_iterations=5)
-    x = tf.constant(inputs(3, 12))
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        loss = tf.reduce_sum(layer(x) ** 2)
-    with pytest.warns(UserWarning, match="100% of its gradient problems unsolved"):
-        tape.gradient(loss, x)
-    assert layer.status["backward_unsolved"] == 1.0
-    assert layer.status["unsolved"] == 0.0
 
 
 # Files -----------------------------------------------------------------------------------------

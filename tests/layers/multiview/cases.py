@@ -10,7 +10,7 @@ import pytest
 from proxnet_tf import ProxCCA, ProxGCCA
 from proxnet_tf.solvers import Newton
 from tests.helpers import multiview_reference as reference
-from tests.helpers.data import shared_views
+from tests.helpers.data import COMPONENTS, CORE, SIZES, THREE, shared_views
 
 # Compiling for every shape would take most of the time; jit_compile=True is tested where named.
 PLAIN = Newton(jit_compile=False)
@@ -100,8 +100,8 @@ def _expected(data, shape, sizes, lam, k, epsilon, name):
     return reference.prox(x, sizes, lam, k, epsilon, name, descent=True)[0]
 
 
-CCA = Kind("cca", ProxCCA, (3, 4), 3)
-GCCA = Kind("gcca", ProxGCCA, (3, 4, 2), 4)
+CCA = Kind("cca", ProxCCA, SIZES, COMPONENTS)
+GCCA = Kind("gcca", ProxGCCA, THREE, CORE)
 KINDS = (CCA, GCCA)
 # For tests of what the kinds share: two views by default, more on request.
 CCA_FIRST = pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """Values and gradients of ProxCCA and ProxGCCA, against NumPy in float64."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from proxnet_tf import ProxCCA, ProxGCCA
 from proxnet_tf.solvers import LBFGS, Newton
-from tests.helpers.data import WORKED_X, WORKED_Y
+from tests.helpers.data import COMPONENTS, WORKED_X, WORKED_Y
 from tests.layers.multiview.cases import CCA, CCA_FIRST, PLAIN, TIGHT, Kind
 
 WORKED_Z = np.array(
@@ -19,15 +18,16 @@ WORKED_Z = np.array(
 
 
 @pytest.mark.parametrize(
-    "solver",
-    [PLAIN, pytest.param(LBFGS(jit_compile=False), marks=pytest.mark.slow)],
-    ids=["newton", "lbfgs"],
+    "n, lam, epsilon, solver",
+    [(24, 0.5, 1e-2, PLAIN), (24, 2.0, 0.3, LBFGS(jit_compile=False)), (7, 2.0, 1e-2, PLAIN)],
+    ids=["newton", "lbfgs, ridge", "few rows"],
 )
-@pytest.mark.parametrize("lam", [0.5, pytest.param(2.0, marks=pytest.mark.slow)])
-def test_equals_the_full_problem(kind, solver, lam):
-    x = kind.joined(24, 1, "float64")
-    outputs = kind.layer(lam=lam, solver=solver, dtype="float64")(kind.parts(x), training=True)
-    np.testing.assert_allclose(np.concatenate(outputs, 1), kind.expected(x, lam), atol=2e-6)
+def test_equals_the_full_problem(kind, n, lam, epsilon, solver):
+    x = kind.joined(n, 1, "float64")
+    layer = kind.layer(lam=lam, epsilon=epsilon, solver=solver, dtype="float64")
+    moved = np.concatenate(layer(kind.parts(x), training=True), 1)
+    expected = kind.expected(x, lam, epsilon=epsilon)
+    np.testing.assert_allclose(moved, expected, atol=2e-6 if n == 24 else 1e-4)
 
 
 def test_worked_example_of_three_views():
@@ -41,40 +41,21 @@ def test_worked_example_of_three_views():
     np.testing.assert_allclose(value, 0.61730826, atol=1e-6)
 
 
-@pytest.mark.parametrize("k", [1, 3])
-def test_two_views_without_ridge_equal_prox_cca(k):
+def test_two_views_without_ridge_equal_prox_cca():
     views = CCA.views(24, 1, "float64")
     options = dict(lam=20.0, epsilon=1e-9, solver=Newton(1e-10, jit_compile=False), dtype="float64")
-    two = ProxCCA(k, **options)(views, training=True)
-    general = ProxGCCA(k, **options)(views, training=True)
+    two = ProxCCA(COMPONENTS, **options)(views, training=True)
+    general = ProxGCCA(COMPONENTS, **options)(views, training=True)
     for a, b in zip(two, general, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [(3, 4), (4, 3), (3, 3)])
+@pytest.mark.parametrize("sizes", [(3, 4), (4, 3)])
 def test_num_components_none_is_the_smaller_width(sizes):
     kind = Kind("cca", ProxCCA, sizes, None)
     x = kind.joined(24, dtype="float64")
     moved = kind.layer(lam=2.0, dtype="float64")(kind.parts(x), training=True)
     np.testing.assert_allclose(np.concatenate(moved, 1), kind.expected(x, 2.0, 3), atol=2e-6)
-
-
-@pytest.mark.parametrize("epsilon", [1e-3, 0.3])
-@CCA_FIRST
-def test_ridge(kind, epsilon):
-    x = kind.joined(24, 5, "float64")
-    layer = kind.layer(lam=2.0, epsilon=epsilon, split=kind.sizes, dtype="float64")
-    expected = kind.expected(x, 2.0, epsilon=epsilon)
-    np.testing.assert_allclose(layer(x, training=True), expected, atol=3e-6)
-
-
-@CCA_FIRST
-def test_time_steps_count_as_rows(kind):
-    rows = kind.joined(24)
-    steps = kind.layer(lam=2.0)(kind.parts(rows.reshape(6, 4, -1)), training=True)
-    assert [s.shape for s in steps] == [(6, 4, size) for size in kind.sizes]
-    joined = np.concatenate(steps, 2).reshape(rows.shape)
-    np.testing.assert_allclose(joined, kind.expected(rows, 2.0), atol=2e-5)
 
 
 def test_two_views_stacked_in_one_tensor_are_a_batch_of_two_sequences():
@@ -96,7 +77,7 @@ def test_lam_is_a_weight_read_at_every_call(kind):
         np.testing.assert_allclose(run(x), kind.expected(x, lam), atol=2e-5)
 
 
-@pytest.mark.parametrize("n", [1, 6, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 33))])
+@pytest.mark.parametrize("n", [1, 6])
 @CCA_FIRST
 def test_dynamic_batch_size(kind, n):
     layer = kind.layer(lam=2.0, split=kind.sizes)
@@ -104,7 +85,7 @@ def test_dynamic_batch_size(kind, n):
     run = tf.function(lambda x: layer(x, training=True), input_signature=signature)
     x = kind.joined(n)
     moved = run(x).numpy()
-    if n in (2, 6):  # fewer rows than columns: the reference leaves the row spaces
+    if n > 1:  # fewer rows than columns: the reference leaves the row spaces
         np.testing.assert_allclose(moved, layer(x, training=True), atol=2e-5)
         assert np.abs(moved - x).max() > 1e-2
         for change, view in zip(kind.parts(moved - x), kind.parts(x), strict=True):
@@ -112,35 +93,13 @@ def test_dynamic_batch_size(kind, n):
             np.testing.assert_allclose(change @ span, change, atol=1e-5)
             np.testing.assert_allclose(change.mean(0), 0, atol=1e-5)
     else:
-        np.testing.assert_allclose(moved, x if n == 1 else kind.expected(x, 2.0), atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    "policy, dtype, atol",
-    [
-        ("float32", "float32", 2e-5),
-        ("float64", "float64", 2e-6),
-        ("mixed_float16", "float16", 5e-3),
-        ("mixed_bfloat16", "bfloat16", 5e-2),
-    ],
-)
-@CCA_FIRST
-def test_dtype_policies(kind, policy, dtype, atol):
-    x = kind.joined(24, dtype="float64")
-    layer = kind.layer(lam=2.0, dtype=policy, inference="moving", momentum=0.0)
-    for training in (True, False):  # with momentum 0 the moving map is that of the last batch
-        outputs = layer([tf.constant(v) for v in kind.parts(x)], training=training)
-        assert {keras.backend.standardize_dtype(o.dtype) for o in outputs} == {dtype}
-        joined = tf.cast(tf.concat(outputs, 1), tf.float64)
-        np.testing.assert_allclose(joined, kind.expected(x, 2.0), atol=atol, rtol=atol)
-    assert {w.dtype for w in layer.weights} == {"float64" if policy == "float64" else "float32"}
+        np.testing.assert_allclose(moved, x, atol=2e-5)
 
 
 # --- gradients -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gradient", ["implicit", "finite_difference"])
-@pytest.mark.parametrize("lam", [0.5, 2.0])
+@pytest.mark.parametrize("gradient, lam", [("implicit", 0.5), ("finite_difference", 2.0)])
 def test_gradient_is_that_of_the_full_problem(kind, gradient, lam):
     x = kind.joined(14, 2, "float64")
     cotangent = np.random.default_rng(3).normal(size=x.shape)
@@ -156,21 +115,7 @@ def test_gradient_is_that_of_the_full_problem(kind, gradient, lam):
     np.testing.assert_allclose(slope, expected, atol=atol)
 
 
-@CCA_FIRST
-def test_gradient_of_a_layer_before_it_is_float32(kind):
-    dense = keras.layers.Dense(sum(kind.sizes))
-    x = np.random.default_rng(2).normal(size=(24, 5)).astype("float32")
-    layer = kind.layer(lam=0.5, split=kind.sizes, solver=TIGHT)
-    with tf.GradientTape() as tape:
-        value = tf.reduce_sum(layer(dense(x), training=True) ** 3)
-    kernel, bias = tape.gradient(value, dense.trainable_variables)
-    assert kernel.dtype == bias.dtype == tf.float32
-    # Moving every row by the bias moves every output by it.
-    output = layer(dense(x), training=True).numpy()
-    np.testing.assert_allclose(bias, (3 * output**2).sum(0), rtol=1e-4)
-
-
-@pytest.mark.parametrize("lam", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("lam", [0.1, 10.0])
 @CCA_FIRST
 def test_compiling_the_solver_changes_nothing_but_rounding(kind, lam):
     def run(jit):
@@ -219,15 +164,6 @@ def test_nothing_to_correlate_passes_unchanged(kind, case):
     np.testing.assert_allclose(gradient, cotangent, atol=1e-6)
     names = ("correlation_before", "correlation", "residual", "unsolved", "backward_residual")
     assert [layer.status[name] for name in names] == [0.0] * 5
-
-
-def test_monitored_correlation_of_columns_in_different_units():
-    rng = np.random.default_rng(8)
-    s = rng.uniform(size=300)
-    views = [np.c_[1e8 * rng.normal(size=300), s], np.c_[s, rng.normal(size=300)]]
-    layer = ProxCCA(1, epsilon=0.0, monitor=True, dtype="float64", solver=PLAIN)
-    layer(views)
-    np.testing.assert_allclose(layer.status["correlation_before"], 1.0, atol=1e-6)
 
 
 @pytest.mark.parametrize("inference", ["identity", "batch", "moving"])

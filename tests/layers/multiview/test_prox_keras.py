@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from proxnet_tf import ProxCCA
-from tests.layers.multiview.cases import CCA, CCA_FIRST, PLAIN
+from proxnet_tf import ProxGCCA
+from tests.layers.multiview.cases import CCA, CCA_FIRST
 
 
 @CCA_FIRST
@@ -14,24 +14,6 @@ def test_keras_does_not_compile_the_whole_model(kind):
     assert kind.layer().supports_jit is False and model.jit_compile is False
     with pytest.warns(UserWarning, match="doesn't support `jit_compile=True`"):
         model.compile("sgd", "mse", jit_compile=True)
-
-
-@CCA_FIRST
-def test_fit_evaluate_and_predict(kind):
-    rng = np.random.default_rng(0)
-    views = kind.views(46)  # batches of 20, 20 and 6 rows: fewer than columns
-    target = rng.normal(size=(46, 1)).astype("float32")
-    model = kind.regression(kind.layer(lam=2.0, inference="batch"))
-    before = [w.copy() for w in model.get_weights()]
-    history = model.fit(views, target, batch_size=20, epochs=2, verbose=0)
-    assert np.isfinite(history.history["loss"]).all()
-    changed = [np.abs(a - b).max() for a, b in zip(before, model.get_weights(), strict=True)]
-    assert sum(c > 0 for c in changed) == len(model.trainable_weights)
-    predicted = model.predict(views, batch_size=20, verbose=0)
-    parts = [model([v[i : i + 20] for v in views]) for i in (0, 20, 40)]
-    np.testing.assert_allclose(predicted, np.concatenate(parts), atol=1e-4)
-    loss = model.evaluate(views, target, batch_size=20, verbose=0)
-    np.testing.assert_allclose(loss, np.mean((predicted - target) ** 2), rtol=1e-4)
 
 
 def test_in_a_shared_position():
@@ -43,19 +25,6 @@ def test_in_a_shared_position():
     for moved, rows in zip(model([x, y], training=True), (x, y), strict=True):
         np.testing.assert_allclose(moved, CCA.expected(rows, 2.0), atol=2e-5)
     np.testing.assert_allclose(layer.moving_mean, 0.5 * (x.mean(0) + y.mean(0)), atol=1e-5)
-
-
-@pytest.mark.slow
-@CCA_FIRST
-def test_hundred_steps_on_noise_stay_finite(kind):
-    rng = np.random.default_rng(4)
-    views = [rng.normal(size=(32, d)).astype("float32") for d in kind.sizes]
-    target = rng.normal(size=(32, 1)).astype("float32")
-    model = kind.regression(kind.layer(lam=0.1), optimizer="adam")
-    losses = [model.train_on_batch(views, target) for _ in range(100)]
-    assert np.isfinite(losses).all()
-    assert all(np.isfinite(w).all() for w in model.get_weights())
-    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize(
@@ -94,5 +63,4 @@ def test_bad_arguments(kind, arguments, message):
 
 def test_the_core_needs_a_width():
     with pytest.raises(ValueError, match=r"`num_components` must be an integer >= 1.*=None"):
-        keras.saving.get_registered_object("proxnet_tf>ProxGCCA")()
-    assert ProxCCA(solver=PLAIN).get_config()["num_components"] is None
+        ProxGCCA()

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from proxnet_tf.solvers import Newton
-from tests.layers.multiview.cases import CCA, CCA_FIRST, GCCA
+from tests.layers.multiview.cases import CCA, CCA_FIRST
 
 STOPPED = Newton(max_iterations=1, jit_compile=False)
 
@@ -87,20 +87,6 @@ def test_all_that_a_layer_can_tell(kind):
 def test_two_layers_with_metrics_of_one_name_are_refused():
     with pytest.raises(ValueError, match=r"metrics of the same names.*monitor='left'"):
         fitted(CCA, a=CCA.layer(monitor=True), b=CCA.layer(monitor=True))
-
-
-def test_two_kinds_in_one_model_with_prefixes():
-    inputs = [keras.Input((d,)) for d in GCCA.sizes]
-    first = CCA.layer(lam=2.0, monitor="two", inference="batch")(inputs[:2])
-    second = GCCA.layer(lam=2.0, monitor="three", inference="batch")([*first, inputs[2]])
-    model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Concatenate()(second)))
-    model.compile("sgd", "mse")
-    x = GCCA.joined(24)
-    logs = model.evaluate(GCCA.parts(x), np.zeros((24, 1)), verbose=0, return_dict=True)
-    moved = CCA.expected(x[:, :7], 2.0)
-    np.testing.assert_allclose(logs["two_correlation"], CCA.correlation(moved), rtol=1e-4)
-    moved = np.concatenate([moved, x[:, 7:]], 1)
-    np.testing.assert_allclose(logs["three_correlation_before"], GCCA.correlation(moved), rtol=1e-4)
 
 
 @CCA_FIRST

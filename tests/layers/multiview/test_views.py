@@ -36,13 +36,12 @@ STRUCTURES = {
 }
 
 
-@pytest.mark.parametrize("inference", ["identity", "batch", "moving"])
 @pytest.mark.parametrize("structure", STRUCTURES)
 @CCA_FIRST
-def test_output_has_the_structure_of_the_input(kind, structure, inference):
+def test_output_has_the_structure_of_the_input(kind, structure):
     make = STRUCTURES[structure]
     inputs = make([tf.constant(v) for v in kind.views(24)])
-    layer = kind.layer(inference=inference, lam=2.0, split=None)
+    layer = kind.layer(inference="batch", lam=2.0)
     outputs = layer(inputs, training=True)
     keras.tree.assert_same_structure(inputs, outputs)
     assert type(outputs) is type(inputs)
@@ -53,20 +52,12 @@ def test_output_has_the_structure_of_the_input(kind, structure, inference):
         np.testing.assert_array_equal(a, b)
     for x, moved in zip(keras.tree.flatten(inputs), keras.tree.flatten(outputs), strict=True):
         assert x.shape == moved.shape and np.abs(moved - x).max() > 1e-3
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-@CCA_FIRST
-def test_symbolic_output_has_the_structure_of_the_input(kind, structure):
-    inputs = STRUCTURES[structure]([keras.Input((d,)) for d in kind.sizes])
-    outputs = kind.layer(inference="batch", lam=2.0)(inputs)
-    keras.tree.assert_same_structure(inputs, outputs)
-    model = keras.Model(keras.tree.flatten(inputs), keras.tree.flatten(outputs))
-    by_width = {v.shape[1]: v for v in kind.views(24)}
-    order = [x.shape[1] for x in keras.tree.flatten(inputs)]
-    moved = dict(zip(order, model([by_width[d] for d in order]), strict=True))
-    moved = np.concatenate([moved[d] for d in kind.sizes], 1)
-    np.testing.assert_allclose(moved, kind.expected(kind.joined(24), 2.0), atol=2e-5)
+    symbolic = make([keras.Input((d,)) for d in kind.sizes])
+    moved = layer(symbolic)
+    keras.tree.assert_same_structure(symbolic, moved)
+    model = keras.Model(keras.tree.flatten(symbolic), keras.tree.flatten(moved))
+    for a, b in zip(model(keras.tree.flatten(inputs)), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @CCA_FIRST
@@ -173,16 +164,6 @@ def test_bad_views_of_a_core(symbolic):
 
 
 @pytest.mark.parametrize("symbolic", [True, False])
-def test_integer_views(symbolic):
-    def view(dtype):
-        return keras.Input((4,), dtype=dtype) if symbolic else tf.ones((8, 4), dtype)
-
-    for layer in (ProxCCA(), CCARegularizer()):
-        with pytest.raises(ValueError, match="floating-point dtype; cast them first"):
-            layer([view("float32"), view("int32")])
-
-
-@pytest.mark.parametrize("symbolic", [True, False])
 def test_other_widths_than_built_for(kind, symbolic):
     layer = kind.layer()
     layer(kind.views(8))
@@ -226,7 +207,7 @@ def test_a_batch_in_which_any_views_correlate_warns_once():
     makers = [
         (lambda: CCA.layer(), dict(training=True)),
         (lambda: CCARegularizer(num_components=2), {}),
-        (lambda: CCARegularizer(num_components=2, envelope=1.0), {}),
+        (lambda: CCARegularizer(num_components=2, envelope=1.0, solver=PLAIN), {}),
     ]
     for make, call in makers:
         layer = make()

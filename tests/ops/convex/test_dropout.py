@@ -117,6 +117,17 @@ def test_report_of_the_gradient():
     np.testing.assert_array_equal(report.residual, np.zeros(5))
 
 
+@pytest.mark.parametrize("value", [0.0, 1e-30, 1e30])
+def test_zero_tiny_and_huge_vectors_are_kept(value):
+    x = np.array([[value, -value, value]], "float32")
+    point = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(point)
+        c = prox_dropout(point, 1.0).point
+    np.testing.assert_allclose(c, x, rtol=1e-6)
+    np.testing.assert_array_equal(tape.gradient(c, point), np.ones_like(x))
+
+
 @pytest.mark.parametrize("shape", [(2, 0), (0, 3)])
 def test_vectors_without_entries(shape):
     x = tf.zeros(shape)

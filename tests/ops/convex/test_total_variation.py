@@ -1,4 +1,4 @@
-"""Total variation and the fused lasso: exact on long rows, at the kinks, with masks."""
+"""Total variation and its kin: exact on long rows, at the kinks, with masks."""
 
 import numpy as np
 import pytest
@@ -34,17 +34,18 @@ def test_total_variation_is_exact_on_long_rows():
         np.testing.assert_allclose(z, expected, atol=1e-9 * np.abs(x).max())
 
 
-@pytest.mark.parametrize("n", [16, pytest.param(33, marks=pytest.mark.slow)])
-def test_rows_that_do_not_fill_their_blocks(n):
+@pytest.mark.parametrize("name", ["total_variation", "isotonic"])
+@pytest.mark.parametrize("n", [16, 40])
+def test_rows_that_fill_their_blocks_and_that_do_not(n, name):
     """As values, as gradients and with a length that the graph does not know."""
-    rng = np.random.default_rng(n)
+    rng, case = np.random.default_rng(n), Case(name, n)
     x, y = rng.standard_normal((2, 3, n))
-    expected = np.stack([REFERENCES["total_variation"](row, 1.5) for row in x])
+    expected = np.stack([case.reference(row, 1.5) for row in x])
     graph = tf.function(
-        lambda v: total_variation.prox_total_variation(v, tf.constant(1.5, tf.float64)),
+        lambda v: case.operator.prox(v, tf.constant(1.5, tf.float64)),
         input_signature=[tf.TensorSpec([None, None], tf.float64)],
     )
-    for z in (graph(x), total_variation.prox_total_variation(x, 1.5)):
+    for z in (graph(x), case.prox(x, 1.5)):
         np.testing.assert_allclose(z, expected, atol=1e-12)
     # The Jacobian averages over the pieces of equal z.
     averaged = np.zeros_like(y)
@@ -52,7 +53,7 @@ def test_rows_that_do_not_fill_their_blocks(n):
         piece = np.cumsum(np.abs(np.diff(expected[row], prepend=expected[row, 0])) > 1e-9)
         means = np.bincount(piece, y[row]) / np.bincount(piece)
         averaged[row] = means[piece]
-    gradient = Case("total_variation", n).gradients(x, y, 1.5)[0]
+    gradient = case.gradients(x, y, 1.5)[0]
     np.testing.assert_allclose(gradient, averaged, atol=1e-12)
 
 

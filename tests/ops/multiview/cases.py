@@ -88,20 +88,6 @@ def inverses(case, point):
     return np.linalg.inv(bare), np.linalg.inv(bare + positive)
 
 
-def check_symmetric_and_positive(model, kind):
-    """Product and preconditioner of a Hessian at a minimiser, and that the second helps."""
-    case = Case(kind)
-    hessian = case.hessian(model, case.point(case.minimiser()))
-    product, inverse = (case.matrix(f, hessian) for f in (model.product, model.precondition))
-    for matrix in (product, inverse):
-        np.testing.assert_allclose(matrix, matrix.T, atol=1e-9 * np.abs(matrix).max())
-        assert np.linalg.eigvalsh(matrix)[0] > 0.0
-    # Conjugate gradients see the product of both.
-    root = np.linalg.cholesky(inverse)
-    before, after = np.linalg.cond(product), np.linalg.cond(root.T @ product @ root)
-    assert after < 0.7 * before
-
-
 def moved(x, kind, epsilon, lam, settings, *, valid=None, gradient="implicit", observer=None):
     """The rows of P, and what `map_of_gram` says of them."""
 

@@ -1,10 +1,8 @@
-import threading
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview.correlation import CCA, GCCA, divided_differences, total
+from proxnet_tf.ops.multiview.correlation import CCA, GCCA, divided_differences
 from proxnet_tf.ops.multiview.gram import EXACT_RANK, Sample, column_rounding, gram_of
 from proxnet_tf.ops.multiview.of_gram import correlations_of_gram, loss_of_gram
 from tests.helpers import multiview_reference as reference
@@ -70,26 +68,6 @@ def test_slope_and_its_differential_are_those_of_the_value(kind):
     np.testing.assert_allclose(exact, numeric, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", [CCA((4, 4), 4), CCA((3, 5), 2), CCA((5, 3), 3)])
-def test_pairing_is_orthogonal_and_multiplying_by_a_slope_is_a_product(kind):
-    x = tf.constant(np.random.default_rng(2).normal(size=(6, kind.width)))
-    spectrum = kind.decompose(covariance(kind.sizes), tf.constant(0.1, tf.float64))
-    np.testing.assert_allclose(kind.unpaired(kind.paired(x)), x, atol=1e-15)
-    np.testing.assert_allclose(kind.paired(x), x @ spectrum.rotation, atol=1e-15)
-    slope = kind.slope(spectrum)
-    np.testing.assert_allclose(kind.times_slope(x, slope), x @ slope, atol=1e-14)
-
-
-def test_products_of_wide_views_are_those_of_the_dense_matrices():
-    kind = CCA((70, 65), 60)
-    rng = np.random.default_rng(3)
-    x = tf.constant(rng.normal(size=(5, 135)))
-    blocks = tf.constant(kind.block_mask * rng.normal(size=(135, 135)))
-    np.testing.assert_allclose(kind.by_view(x, blocks), x @ blocks, atol=1e-12)
-    slope = kind.slope(kind.decompose(covariance(kind.sizes, 400), tf.constant(0.1, tf.float64)))
-    np.testing.assert_allclose(kind.times_slope(x, slope), x @ slope, atol=1e-12)
-
-
 @pytest.mark.parametrize("kind", [CCA((2, 2), 2), GCCA((2, 2), 2)])
 def test_covariance_that_cannot_be_decomposed_gives_nan(kind):
     for bad in (np.full((4, 4), np.nan), -np.eye(4)):
@@ -108,9 +86,8 @@ def other_units(n, ratio, dtype="float64"):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-9])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("n", [1000, 5000])
-@pytest.mark.parametrize("ratio", [1e-8, 1.0, 2e3, 1e5, 1e8])
+@pytest.mark.parametrize("n, dtype", [(1000, "float64"), (5000, "float32")])
+@pytest.mark.parametrize("ratio", [1e-8, 1.0, 2e3, 1e8])
 def test_columns_of_other_units_are_not_lost(ratio, n, dtype, epsilon):
     x = tf.constant(other_units(n, ratio, dtype))
     if ratio < 1.0:
@@ -138,60 +115,4 @@ def test_a_constant_column_is_no_signal_however_it_was_summed():
     np.testing.assert_allclose(found, [expected, 0.0], atol=1e-6)
 
 
-def test_column_of_few_float32_digits_is_rounding():
-    rng = np.random.default_rng(2)
-    x = np.c_[1e5 + 1e-3 * rng.normal(size=200), rng.normal(size=200)].astype("float32")
-    found = gram_of(tf.constant(np.c_[x, x]))
-    assert found.rounding[0] == 1.0 and found.rounding[1] < 1e-9
-
-
 # --- replicas ----------------------------------------------------------------------------------
-
-
-class Exchange:
-    """Sums over two threads that take the same steps."""
-
-    def __init__(self):
-        self.barrier, self.given = threading.Barrier(2, timeout=60), {}
-
-    def all_reduce(self, rank):
-        def reduce(*tensors):
-            self.given[rank] = tensors
-            self.barrier.wait()
-            sums = tuple(a + b for a, b in zip(self.given[0], self.given[1], strict=True))
-            self.barrier.wait()
-            return sums
-
-        return reduce
-
-
-@pytest.mark.parametrize("kind", [CCA((3, 4), 2), GCCA((3, 4), 3)])
-def test_loss_over_replicas_is_that_of_the_global_batch(kind):
-    x = shared_views(50, (3, 4), seed=4)
-    x[:20] += 3.0  # the replicas have other means
-    exchange, found = Exchange(), {}
-
-    def run(rank, rows):
-        rows = tf.constant(rows)
-        with tf.GradientTape() as tape:
-            tape.watch(rows)
-            value = loss_of_gram(kind, gram_of(rows, None, exchange.all_reduce(rank)), 1e-2)
-        # Each replica's loss is divided by their number, as Keras does.
-        found[rank] = value, tape.gradient(value, rows, tf.constant(0.5, tf.float64))
-
-    threads = [threading.Thread(target=run, args=a) for a in enumerate((x[:20], x[20:]))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    objective = "cca" if isinstance(kind, CCA) else "gcca"
-    args = (3, 4), kind.num_components, 1e-2, objective
-    value, gradient = reference.value_and_gradient(x, *args)
-    np.testing.assert_allclose([found[0][0], found[1][0]], [value, value], atol=1e-10)
-    np.testing.assert_allclose(np.r_[found[0][1], found[1][1]], gradient, atol=1e-10)
-
-
-def test_total_counts_selected_values_only():
-    kind = CCA((3, 3), 2)
-    spectrum = kind.decompose(covariance((3, 3)), tf.constant(0.1, tf.float64))
-    np.testing.assert_allclose(total(spectrum), np.sum(spectrum.values[:2]), atol=1e-14)

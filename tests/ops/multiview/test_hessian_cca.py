@@ -7,44 +7,9 @@ import tensorflow as tf
 from proxnet_tf.ops.multiview import hessian_cca
 from proxnet_tf.ops.multiview.correlation import CCA
 from tests.helpers.data import shared_views
-from tests.ops.multiview.cases import (
-    Case,
-    check_symmetric_and_positive,
-    deficient_rows,
-    hessian_times,
-    inverses,
-)
+from tests.ops.multiview.cases import Case, deficient_rows, hessian_times, inverses
 
-KINDS = [CCA((3, 3), 3), CCA((3, 3), 2), CCA((2, 4), 2), CCA((4, 2), 1)]
-
-
-@pytest.mark.parametrize("deficient", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_product_is_the_differential_of_the_slope(kind, deficient):
-    """The ridge is large here: N is not diagonal."""
-    x = deficient_rows(40, kind.sizes) if deficient else None
-    case = Case(kind, x, epsilon=0.1)
-    w, change = case.away(), case.random(3)
-    point = case.point(w)
-    hessian = case.hessian(hessian_cca, point)
-    found = hessian_times(case, hessian_cca, point, hessian, change) @ case.within
-    numeric = case.differential(w, change) @ case.within
-    np.testing.assert_allclose(found, numeric, atol=1e-7 * np.abs(numeric).max())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_coordinates_keep_lengths_and_come_back(kind):
-    case = Case(kind)
-    hessian = case.hessian(hessian_cca, case.point(case.away()))
-    v = case.random(4)
-    entered = hessian_cca.enter(kind, hessian, tf.constant(v))
-    np.testing.assert_allclose(np.linalg.norm(entered), np.linalg.norm(v), rtol=1e-12)
-    np.testing.assert_allclose(hessian_cca.leave(kind, hessian, entered), v, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_product_and_preconditioner_are_symmetric_and_positive_at_a_minimiser(kind):
-    check_symmetric_and_positive(hessian_cca, kind)
+KINDS = [CCA((3, 4), 3), CCA((3, 4), 2), CCA((4, 2), 1)]
 
 
 @pytest.mark.parametrize("deficient", [False, True])

@@ -6,34 +6,9 @@ import tensorflow as tf
 
 from proxnet_tf.ops.multiview import hessian_gcca
 from proxnet_tf.ops.multiview.correlation import GCCA
-from tests.ops.multiview.cases import (
-    Case,
-    check_symmetric_and_positive,
-    deficient_rows,
-    hessian_times,
-    inverses,
-)
+from tests.ops.multiview.cases import Case, deficient_rows, hessian_times, inverses
 
-KINDS = [GCCA((3, 3), 3), GCCA((2, 1, 2), 3), GCCA((2, 3, 2), 7)]
-
-
-@pytest.mark.parametrize("deficient", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_product_is_the_differential_of_the_slope(kind, deficient):
-    case = Case(kind, deficient_rows(40, kind.sizes) if deficient else None, epsilon=0.1)
-    w, change = case.away(), case.random(3)
-    point = case.point(w)
-    hessian = case.hessian(hessian_gcca, point)
-    found = hessian_times(case, hessian_gcca, point, hessian, change) @ case.within
-    numeric = case.differential(w, change) @ case.within
-    np.testing.assert_allclose(found, numeric, atol=1e-7 * np.abs(numeric).max())
-    v = tf.constant(change)
-    assert hessian_gcca.enter(kind, hessian, v) is v and hessian_gcca.leave(kind, hessian, v) is v
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_product_and_preconditioner_are_symmetric_and_positive_at_a_minimiser(kind):
-    check_symmetric_and_positive(hessian_gcca, kind)
+KINDS = [GCCA((3, 4), 4), GCCA((3, 4, 2), 4), GCCA((2, 3, 2), 7)]
 
 
 @pytest.mark.parametrize("deficient", [False, True])

@@ -11,7 +11,7 @@ from proxnet_tf.ops.multiview.gram import EXACT_RANK
 from tests.helpers.data import shared_views
 from tests.ops.multiview.cases import Case, deficient_rows
 
-KINDS = [CCA((3, 3), 3), CCA((2, 4), 2), CCA((4, 2), 1), GCCA((3, 3), 3), GCCA((2, 1, 2), 3)]
+KINDS = [CCA((3, 4), 3), CCA((3, 4), 2), CCA((4, 2), 1), GCCA((3, 4), 4), GCCA((3, 4, 2), 4)]
 UNITS = np.array([1.0, 1e-4, 1e3, 1.0, 1e6, 1e-2])
 
 
@@ -127,18 +127,6 @@ def test_a_direction_below_the_rounding_is_outside(share, rank):
     np.testing.assert_allclose(length, 0.0 if rank == 2 else share**0.5, rtol=1e-4, atol=1e-8)
 
 
-@pytest.mark.parametrize("count, c, t", [(0.0, 1.0, 2.0), (1.0, 1.0, 2.0), (5.0, 0.25, 10.0)])
-def test_numbers_of_few_rows(count, c, t):
-    count, lam, epsilon = (tf.constant(v, tf.float64) for v in (count, 0.5, 0.1))
-    gram, rounding = tf.zeros((4, 4), tf.float64), tf.ones(4, tf.float64)
-    found = problem.reduce_gram(CCA((2, 2), 2), gram, count, rounding, lam, epsilon)
-    assert (float(found.problem.c), float(found.problem.t)) == (c, t)
-    assert float(found.problem.epsilon) == 0.1
-    np.testing.assert_array_equal(found.problem.unused, np.eye(4))
-    for matrix in (found.problem.root, found.lift, found.turn):
-        np.testing.assert_array_equal(matrix, np.zeros((4, 4)))
-
-
 @pytest.mark.parametrize("deficient", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_objective_slope_and_residual(kind, deficient):
@@ -171,27 +159,3 @@ def test_the_two_parts_of_the_metric(kind, deficient):
     bare = np.eye(kind.width) + stiffness * case.data.unused.numpy()
     metric = problem.bare_metric(kind, case.data, point.spectrum).numpy()
     np.testing.assert_allclose(basis @ metric @ basis.T, bare, rtol=1e-9, atol=1e-9)
-
-
-def test_no_rows_have_no_residual():
-    case = Case(CCA((3, 3), 3), ROWS["equal rows"])
-    point = case.point(case.root)
-    assert float(point.residual) == 0.0 and float(point.objective) == 0.0
-
-
-def test_stiffness_acts_outside_the_row_spaces_alone():
-    case = Case(CCA((3, 3), 3), deficient_rows(40, (3, 3)))
-    stiff, inverse = (f(case.data).numpy() for f in (problem.stiff, problem.stiff_inverse))
-    np.testing.assert_allclose(stiff @ inverse, np.eye(6), atol=1e-9)
-    np.testing.assert_allclose(stiff @ case.within, case.within, atol=1e-9)
-    assert np.linalg.eigvalsh(stiff)[-2:] == pytest.approx(1 + 1e4 * (1 + 40 / 39), rel=1e-9)
-
-
-def test_inverse_of_positive_matrices():
-    a = np.random.default_rng(8).normal(size=(2, 4, 4))
-    a = a @ np.swapaxes(a, 1, 2) + 0.1 * np.eye(4)
-    np.testing.assert_allclose(
-        problem.positive_inverse(tf.constant(a)), np.linalg.inv(a), rtol=1e-9, atol=1e-9
-    )
-    for bad in (-np.eye(4), np.zeros((4, 4)), np.full((4, 4), np.nan)):
-        assert np.isnan(problem.positive_inverse(tf.constant(bad))).all()

@@ -24,30 +24,6 @@ def masks_of(rng, batch, features, number):
     )
 
 
-def gate_problem(batch, features, units, seed=0, masks=None):
-    """s, slopes, the kernels of the gates, and dropout masks."""
-    rng = np.random.default_rng(seed)
-    shapes = (batch, units), (batch, 3 * units), (features, 3 * units)
-    return *(rng.normal(size=shape) for shape in shapes), masks_of(rng, batch, features, masks)
-
-
-def dense_jacobian(slopes, kernel, masks):
-    """J = sum_k diag(slopes_k) K_k^T diag(mask_k), example by example."""
-    units = kernel.shape[1] // 3
-    j = np.zeros((len(slopes), units, len(kernel)))
-    for n in range(len(slopes)):
-        for k in range(3):
-            columns = slice(k * units, (k + 1) * units)
-            factor = 1.0 if masks is None else masks[k % len(masks)][n]
-            j[n] += np.diag(slopes[n, columns]) @ (kernel[:, columns].T * factor)
-    return j
-
-
-def dense_prox(s, slopes, kernel, masks):
-    """(I + J J^T)^-1 s."""
-    return reference.prox(s, dense_jacobian(slopes, kernel, masks), 1.0)
-
-
 def check_gradient(function, numpy_function, values, atol=1e-6):
     """Values, and gradients of a random function of them, against differences of NumPy's."""
     tensors = [tf.constant(v) for v in values]

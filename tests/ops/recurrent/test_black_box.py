@@ -90,23 +90,6 @@ def test_second_derivative():
     check_second_derivative(loss, values, graph=False)
 
 
-def test_in_a_graph_it_is_the_same():
-    values, shift = problem(2, 3, 2)
-
-    def both(*tensors):
-        with tf.GradientTape() as tape:
-            tape.watch(tensors)
-            c, report = state_of(tensors, shift)
-        return c, *report, *tape.gradient(c, tensors)
-
-    shapes = [[None, 3], [3, 2], [3, 2], [None, 2]]
-    signature = [tf.TensorSpec(shape, tf.float64) for shape in shapes]
-    graph = tf.function(both, signature, autograph=False)
-    tensors = [tf.constant(v) for v in values]
-    for left, right in zip(graph(*tensors), both(*tensors), strict=True):
-        np.testing.assert_allclose(left, right, atol=1e-12)
-
-
 @pytest.mark.parametrize("bound, solved", [(1, False), (50, True)])
 def test_both_solves_are_reported(bound, solved):
     values, shift = problem(3, 6, 5)

@@ -15,7 +15,6 @@ from proxnet_tf.ops.recurrent.implicit import (
     with_gradient,
 )
 from tests.helpers.prox_recurrent_reference import prox
-from tests.ops.recurrent.cases import check_gradient
 
 
 def derivatives(function, t, orders):
@@ -55,15 +54,6 @@ def by_products(j, s, jacobian_dtype=None, **settings):
     )
 
 
-@pytest.mark.parametrize(
-    "dtype, tolerance",
-    [("float64", 1e-12), ("float32", 1e-5), ("float16", 1e-3), ("bfloat16", 1e-2)],
-)
-def test_tolerance_of_a_dtype(dtype, tolerance):
-    assert Solver().tolerance_for(dtype) == Solver().tolerance_for(tf.as_dtype(dtype)) == tolerance
-    assert Solver(tolerance=0.25).tolerance_for(dtype) == 0.25
-
-
 @pytest.mark.parametrize("norm, dtype", [(0.0, "float64"), (1.0, "float64"), (30.0, "float32")])
 def test_the_residual_bounds_the_error(norm, dtype):
     j = (jacobians(5, 12, 8) * norm / 5).astype(dtype)
@@ -81,15 +71,6 @@ def test_the_residual_bounds_the_error(norm, dtype):
         np.testing.assert_allclose(solved.u, u, atol=2 * tolerance * size.max() + 1e-6)
         np.testing.assert_allclose(solved.products, s - solved.c, atol=1e-5)
         np.testing.assert_array_equal(solved.c[2], 0.0)
-
-
-def test_a_small_bound_is_reported():
-    j, s = 100 * jacobians(2, 20, 20), jacobians(2, 20, 1, seed=7)[..., 0]
-    report = by_products(j, s, max_iterations=3).report
-    assert report.iterations == 3
-    assert report.residual.shape == report.converged.shape == (2,)
-    assert not report.converged.numpy().any()
-    assert (report.residual > 1e-6).numpy().all()
 
 
 def test_a_rough_jacobian_is_not_solved_to_the_last_digit():
@@ -143,10 +124,7 @@ def wave_of(x, a, k=None, power=1, **more):
     return with_gradient(wave, wave_gradient, wave_composed, [x, a], [k], power, **more)
 
 
-@pytest.mark.parametrize(
-    "jit_compile, k, graph",
-    [(False, None, False), (True, 2.0, True)],
-)
+@pytest.mark.parametrize("jit_compile, k, graph", [(False, None, False), (True, 2.0, True)])
 def test_values_and_derivatives_of_three_orders(jit_compile, k, graph):
     """Along a curve x = t, a = t^2: y = t^2 sin(k t)^2, z = t^2 + t."""
     number = None if k is None else tf.constant(k, tf.float64)
@@ -170,21 +148,6 @@ def test_values_and_derivatives_of_three_orders(jit_compile, k, graph):
         (6 * w * sin + 6 * at * w**2 * cos - at**2 * w**3 * sin) / 2,
     ]
     np.testing.assert_allclose(found, expected, rtol=1e-10)
-
-
-def test_reports_of_both_passes():
-    seen = []
-    x, a = tf.constant(0.25), tf.constant(2.0)
-    with tf.GradientTape() as tape:
-        tape.watch([x, a])
-        (y, z), report = wave_of(x, a, observer=lambda r: seen.append(r) or [])
-        loss = 4.0 * y + z
-    assert not seen
-    assert (float(report.residual), int(report.iterations)) == (0.25, 3) and report.converged
-    tape.gradient(loss, [x, a])
-    assert len(seen) == 1
-    assert (float(seen[0].residual), int(seen[0].iterations)) == (4.0, 7)
-    assert not seen[0].converged
 
 
 # --- the state ------------------------------------------------------------------------------------
@@ -211,21 +174,6 @@ def state_of(p, s, mask=None, observer=None, solve=fixed_solve):
 
     constants = {"mask": mask, "nothing": None}
     return implicit_state([p], s, constants, solve, transpose, contract, observer)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_state_and_its_gradient(masked):
-    rng = np.random.default_rng(0)
-    values = [rng.normal(size=(3, 2)), rng.normal(size=(3, 2))]
-    mask = rng.integers(0, 2, size=(3, 2)) * 2.0 if masked else None
-    constant = None if mask is None else tf.constant(mask)
-
-    def expected(p, s):
-        return [s / (1 + (p if mask is None else p * mask) ** 2)]
-
-    check_gradient(lambda p, s: [state_of(p, s, constant)[0]], expected, values, atol=1e-8)
-    report = state_of(*values, constant)[1]
-    np.testing.assert_array_equal(report.residual, np.abs(values[1][:, 0]))
 
 
 @pytest.mark.parametrize("graph, orders", [(False, 4), (True, 2)])

@@ -7,7 +7,6 @@ import tensorflow as tf
 from proxnet_tf.ops.recurrent.equations import LSTMEquations
 from proxnet_tf.ops.recurrent.implicit import Solver
 from proxnet_tf.ops.recurrent.scan import prox_sequence
-from proxnet_tf.ops.recurrent.step import prox_step
 from tests.helpers import prox_recurrent_reference as reference
 from tests.ops.recurrent.cases import (
     EQUATIONS,
@@ -15,7 +14,6 @@ from tests.ops.recurrent.cases import (
     OTHERS,
     REFERENCES,
     check_gradient,
-    check_second_derivative,
     sequence_problem,
 )
 
@@ -69,16 +67,6 @@ def test_sequence_and_its_gradient(kind, name):
     """Every weight, the input and both initial states, against differences of the reference."""
     values, states, expected = variant(kind, name)
     check_gradient(states, expected, values)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", "masked dropout", "output from prox"])
-@pytest.mark.parametrize("kind", EQUATIONS)
-def test_sequence_second_derivative(kind, name):
-    values, states, _ = variant(kind, name)
-    check_second_derivative(
-        lambda *v: tf.add_n([tf.reduce_sum(tf.sin(y)) for y in states(*v)]), values, graph=True
-    )
 
 
 @pytest.mark.parametrize("rho", [0.01, 100.0])
@@ -152,19 +140,3 @@ def test_every_solve_of_both_passes_is_reported(bound, solved):
         np.testing.assert_array_equal(report.residual.numpy()[~mask], 0.0)
         assert (report.residual.numpy()[mask] > (0.0 if solved else 1e-9)).all()
         assert int(report.iterations) == 1 if not solved else 1 < int(report.iterations) <= 50
-
-
-def test_a_sequence_is_the_loop_over_steps():
-    """Its states, and its reports."""
-    values = sequence_problem(features=6, units=5)
-    states, _ = states_and_gradient(values, max_iterations=2)
-    x, h, c, kernel, recurrent_kernel, bias = (tf.constant(v) for v in values)
-    options, iterations = LSTMEquations(solver=Solver(max_iterations=2)), 0
-    for t in range(4):
-        z = x[:, t] @ kernel + h @ recurrent_kernel + bias
-        h, c, report = prox_step(z, c, kernel, tf.constant(2.0, tf.float64), options)
-        np.testing.assert_allclose(states.hidden[t], h, atol=1e-12)
-        np.testing.assert_allclose(states.report.residual[t], report.residual, rtol=1e-6)
-        iterations = max(iterations, int(report.iterations))
-    np.testing.assert_allclose(states.carry, c, atol=1e-12)
-    assert states.report.iterations == iterations == 2

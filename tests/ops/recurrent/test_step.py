@@ -4,18 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.ops.recurrent.equations import LSTMEquations, spread
+from proxnet_tf.ops.recurrent.equations import LSTMEquations
 from proxnet_tf.ops.recurrent.implicit import Solver
-from proxnet_tf.ops.recurrent.step import (
-    GateKernels,
-    cell_step,
-    composed_step,
-    new_state_of,
-    prox_state,
-    prox_step,
-    solve_gates,
-    sum_gates,
-)
+from proxnet_tf.ops.recurrent.step import GateKernels, cell_step, composed_step, prox_step
 from tests.helpers import prox_recurrent_reference as reference
 from tests.ops.recurrent.cases import (
     BLOCKS,
@@ -23,81 +14,15 @@ from tests.ops.recurrent.cases import (
     NUMPY,
     OTHERS,
     REFERENCES,
-    SIZES,
     check_gradient,
     check_second_derivative,
-    dense_jacobian,
-    dense_prox,
-    gate_problem,
     masks_of,
-    sequence_problem,
 )
 
-MASKS = pytest.mark.parametrize("masks", [None, 1, 3], ids=["no mask", "shared", "gates"])
 KINDS = pytest.mark.parametrize("kind", EQUATIONS)
 
 
-@MASKS
-@pytest.mark.parametrize("sizes", SIZES)
-def test_gates_are_solved(sizes, masks):
-    s, slopes, kernel, masks = problem = gate_problem(*sizes, masks=masks)
-    solved = solve_gates(s, slopes, GateKernels(tf.constant(kernel), masks), Solver())
-    c = dense_prox(*problem)
-    u = np.einsum("nuf,nu->nf", dense_jacobian(slopes, kernel, masks), c)
-    np.testing.assert_allclose(solved.c, c, atol=1e-10)
-    np.testing.assert_allclose(solved.u, u, atol=1e-10)
-    np.testing.assert_allclose(sum_gates(slopes * solved.products), s - c, atol=1e-10)
-    assert solved.report.converged.numpy().all() and solved.report.converged.shape == s.shape[:1]
-
-
-FUNCTIONS = {
-    "tanh and sigmoid": ({}, {}),
-    "others": (OTHERS, NUMPY),
-    "constant": ({"activation": tf.ones_like}, {"activation": lambda z: np.ones_like(z)}),
-}
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-@KINDS
-def test_state_and_the_slopes_of_the_jacobian(kind, name):
-    """s and the output of the reference; J by complex steps in the input."""
-    functions, numpy_functions = FUNCTIONS[name]
-    equations = EQUATIONS[kind](**functions)
-    x, h, c, *weights = sequence_problem(kind, steps=1)
-    x, (kernel, recurrent_kernel, bias) = x[:, 0], weights
-    fed = h if equations.feeds_output else c
-    z = spread(tf.constant(x @ kernel), equations.input_blocks) + bias
-    z += spread(tf.constant(fed @ recurrent_kernel), equations.recurrent_blocks)
-    new = new_state_of(z, tf.constant(c), equations)
-
-    def expected(x):
-        return REFERENCES[kind](x, h, c, weights, **numpy_functions)
-
-    s, output = expected(x)
-    np.testing.assert_allclose(new.s, s, atol=1e-13)
-    np.testing.assert_allclose(equations.output(new.s, new.gate), output(s), atol=1e-13)
-    j = dense_jacobian(new.slopes.numpy(), kernel[:, :6], None)
-    np.testing.assert_allclose(j, reference.jacobian(lambda x: expected(x)[0], x), atol=1e-12)
-
-
 # --- the proximal state ---------------------------------------------------------------------------
-
-
-def state_of(s, slopes, kernel, masks):
-    return prox_state(s, slopes, GateKernels(kernel, masks), Solver())
-
-
-@MASKS
-@pytest.mark.parametrize("sizes", SIZES)
-def test_prox_state_and_its_gradient(sizes, masks):
-    *values, masks = gate_problem(*sizes, masks=masks)
-    check_gradient(lambda *v: [state_of(*v, masks)], lambda *v: [dense_prox(*v, masks)], values)
-
-
-@pytest.mark.parametrize("masks, graph", [(3, False), (None, True)])
-def test_prox_state_second_derivative(masks, graph):
-    *values, masks = gate_problem(3, 4, 2, masks=masks)
-    check_second_derivative(lambda *t: tf.reduce_sum(tf.sin(state_of(*t, masks))), values, graph)
 
 
 # --- a whole step ---------------------------------------------------------------------------------
@@ -108,6 +33,7 @@ STEPS = {
     "shared mask": ({}, 1),
     "output from prox, a mask a gate": ({"output_from_prox": True}, "all"),
     "other activations": (OTHERS, None),
+    "a constant activation": ({"activation": tf.ones_like}, None),
 }
 
 
@@ -137,6 +63,8 @@ def step_problem(kind, name, features=4, units=2, **options):
             at, row = np.zeros((1, features)), c[n : n + 1]
             options = {"scale": mask, "output_from_prox": equations.output_from_prox}
             options |= NUMPY if functions == OTHERS else {}
+            if functions.get("activation") is tf.ones_like:
+                options["activation"] = np.ones_like
             found.append(reference.step(REFERENCES[kind], at, row, row, weights, RHO, **options))
         return [np.concatenate(rows) for rows in zip(*found, strict=True)]
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 # Page of the API: what it says first, and the names it shows.
 GROUPS: dict[str, tuple[str, list[str]]] = {
     "Two and more views": (
-        "Proximal layers for views, and their correlation as a loss, a layer or a metric.",
+        "Proximal layers for views, and the correlation of views as a loss, a layer or a metric.",
         [
             "ProxCCA",
             "ProxGCCA",
@@ -31,11 +31,11 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "Retrieval": (
-        "How well codes of one view find their partners in another.",
+        "How well codes of one view find their partners in another view, over both directions.",
         ["RecallAtK"],
     ),
-    "Recurrent nets": (
-        "Recurrent layers whose state moves towards what a small change of the input leaves alone.",
+    "Recurrent layers": (
+        "Recurrent layers whose state depends less on small changes of the input.",
         ["ProxLSTM", "ProxLSTMCell", "ProxGRU", "ProxGRUCell", "ProxRNNCell"],
     ),
     "Priors": (
@@ -43,11 +43,11 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
         ["Prox", "Regularizer", "prox_of_activation", "ProxDropout"],
     ),
     "Kernels": (
-        "Features of a kernel that respect invariances.",
+        "Features of a kernel that change little where you say so.",
         ["ProxKernelFeatures", "Invariance"],
     ),
     "Models": (
-        "Whole models, to use or to compare with.",
+        "Whole models of views, and a model that is trained adversarially.",
         [
             "MultiviewClassifier",
             "DCCA",
@@ -56,7 +56,7 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "Training": (
-        "What drives lam, several machines, how a problem is solved, and searches with KerasTuner.",
+        "Schedules of lam, training on several machines, solvers, and searches with KerasTuner.",
         [
             "LambdaSchedule",
             "linear_lambda",
@@ -68,7 +68,7 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "Data sets": (
-        "Batches with and without labels, and two small data sets inside the package.",
+        "Semi-supervised batches, and two small data sets inside the package.",
         [
             "datasets.with_unlabelled",
             "datasets.load_multiple_features",

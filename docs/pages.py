@@ -218,7 +218,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, **kwargs: Any) -> str:
-    """Makes a link to the API of every public name in inline code."""
+    """Links public names in inline code to the API, and figures to themselves in full size."""
+    html = re.sub(
+        r'(?<!">)(<img [^>]*src="([^"]*figures/[^"]*)"[^>]*>)', r'<a href="\2">\1</a>', html
+    )
     kept = r"(<(pre|h\d|a|autoref)\b.*?</\2>)"
     parts = re.split(kept, html, flags=re.DOTALL)
     for i in range(0, len(parts), 3):  # between what is kept: its text and its tag

@@ -8,6 +8,64 @@ import griffe
 PARAGRAPHS = r"^(Output|Reference|Call arguments and output):[ \t]*(.*)$"
 LISTS = r"^(Call arguments(?: \(.*\))?|Attributes \(.*\)):$"
 
+# The words of formulas in docstrings. A block with any other word stays as it is.
+LETTERS = {"lam": r"\lambda", "eps": r"\epsilon", "Zt": r"\tilde Z"}
+LETTERS |= {name: rf"\{name}" for name in ("delta", "sigma", "mu", "phi", "sum", "min", "max")}
+LETTERS |= {f"S{name}": f"S_{{{name}}}" for name in ("xx", "xy", "yy")}
+LETTERS |= {name: rf"\operatorname{{{name}}}" for name in ("sigmoid", "activation", "tr", "power")}
+LETTERS |= {"argmin": r"\operatorname*{argmin}", "subject": r"\text{subject}", "to": r"\text{ to }"}
+LETTERS |= {"loss": r"\text{loss}"}
+SIGNS = {"||": r"\|", "<=": r"\le ", " o ": r" \circ ", "{": r"\{", "}": r"\}"}
+TOKENS = re.compile(
+    r"(?P<circle> o )|(?P<space>\s+)|(?P<half>([A-Za-z]+(\^2)?|\d+)/(\(\w+\)|\d+|lam\b))"
+    r"|(?P<script>[_^](\{[^{}]*\}|\([^()]*\)|-?[A-Za-z]+|-?\d+))"
+    r"|(?P<word>[A-Za-z]+)|(?P<sign>\|\||<=|[-+=*/(),.;{}]|\d+)"
+)
+
+
+def _tex(text: str) -> str | None:
+    """A line of a formula as TeX, `None` if it holds anything that is not of a formula."""
+    out, start = "", 0
+    while start < len(text):
+        match = TOKENS.match(text, start)
+        if match is None:
+            return None
+        kind, token, start = match.lastgroup, match[0], match.end()
+        parts: list[str | None] = []
+        if kind == "space":
+            out += r" \quad " if len(token) > 1 else " "
+        elif kind == "half":
+            above, _, below = token.partition("/")
+            parts = [_tex(above), _tex(below.strip("()"))]
+            out += rf"\frac{{{parts[0]}}}{{{parts[1]}}}"
+        elif kind == "script":
+            inner = token[1:].strip("(){}")
+            if inner == "T":
+                parts = [r"\top"]
+            else:  # indices stand side by side, and -1/2 on one line
+                plain = "/" in inner or (inner.isalpha() and inner not in LETTERS)
+                parts = [inner if plain else _tex(inner)]
+            out += f"{token[0]}{{{parts[0]}}}"
+        elif kind == "word":
+            parts = [LETTERS.get(token, token if len(token) == 1 else None)]
+            out += f"{parts[0]}"
+        else:
+            out += SIGNS.get(token, token)
+        if None in parts:
+            return None
+    return out
+
+
+def _formula(block: list[str]) -> list[str] | None:
+    """An indented block as a typeset formula, `None` if it is none."""
+    lines = [_tex(line.strip()) for line in block]
+    if None in lines or not re.search(r"argmin|sum_|\^", " ".join(block)):
+        return None
+    rows = [line.replace("=", "&=", 1) if line else "" for line in lines[:1]]
+    for line in lines[1:]:
+        rows.append(f"&{line}" if line and line.startswith("=") else rf"&\quad {line}")
+    return ["", r"$$\begin{aligned}", " \\\\\n".join(rows), r"\end{aligned}$$", ""]
+
 
 def _block(lines: list[str], start: int) -> tuple[list[str], int]:
     """The indented lines from `start` on, and the index of the line after them."""
@@ -67,6 +125,10 @@ def rewrite(text: str) -> str:
             block, i = _block(lines, i)
             kept, sentences = _arguments(block)
             out += [*(["Args:", *kept] if kept else []), "", *sentences, ""]
+        elif line.startswith("    ") and not lines[i - 2].strip():
+            start = i - 1
+            block, i = _block(lines, start)
+            out += _formula([part for part in block if part]) or lines[start:i]
         else:
             out.append(line)
     return "\n".join(out)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 # Page of the API: what it says first, and the names it shows.
 GROUPS: dict[str, tuple[str, list[str]]] = {
     "Two and more views": (
-        "Proximal layers for views, and their correlation as a loss, a layer or a metric.",
+        "Proximal layers for views, and the correlation of views as a loss, a layer or a metric.",
         [
             "ProxCCA",
             "ProxGCCA",
@@ -31,11 +31,11 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "Retrieval": (
-        "How well codes of one view find their partners in another.",
+        "How well codes of one view find their partners in another view, over both directions.",
         ["RecallAtK"],
     ),
-    "Recurrent nets": (
-        "Recurrent layers whose state moves towards what a small change of the input leaves alone.",
+    "Recurrent layers": (
+        "Recurrent layers whose state depends less on small changes of the input.",
         ["ProxLSTM", "ProxLSTMCell", "ProxGRU", "ProxGRUCell", "ProxRNNCell"],
     ),
     "Priors": (
@@ -43,11 +43,11 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
         ["Prox", "Regularizer", "prox_of_activation", "ProxDropout"],
     ),
     "Kernels": (
-        "Features of a kernel that respect invariances.",
+        "Features of a kernel that change little where you say so.",
         ["ProxKernelFeatures", "Invariance"],
     ),
     "Models": (
-        "Whole models, to use or to compare with.",
+        "Whole models of views, and a model that is trained adversarially.",
         [
             "MultiviewClassifier",
             "DCCA",
@@ -56,7 +56,7 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "Training": (
-        "What drives lam, several machines, how a problem is solved, and searches with KerasTuner.",
+        "Schedules of lam, training on several machines, solvers, and searches with KerasTuner.",
         [
             "LambdaSchedule",
             "linear_lambda",
@@ -68,7 +68,7 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
         ],
     ),
     "Data sets": (
-        "Batches with and without labels, and two small data sets inside the package.",
+        "Semi-supervised batches, and two small data sets inside the package.",
         [
             "datasets.with_unlabelled",
             "datasets.load_multiple_features",
@@ -218,7 +218,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, **kwargs: Any) -> str:
-    """Makes a link to the API of every public name in inline code."""
+    """Links public names in inline code to the API, and figures to themselves in full size."""
+    html = re.sub(
+        r'(?<!">)(<img [^>]*src="([^"]*figures/[^"]*)"[^>]*>)', r'<a href="\2">\1</a>', html
+    )
     kept = r"(<(pre|h\d|a|autoref)\b.*?</\2>)"
     parts = re.split(kept, html, flags=re.DOTALL)
     for i in range(0, len(parts), 3):  # between what is kept: its text and its tag

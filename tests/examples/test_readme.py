@@ -58,7 +58,8 @@ def test_code_outside_of_the_site_is_on_its_start_page():
 @pytest.mark.usefixtures("without_xla")
 def test_page_runs(page, tmp_path, monkeypatch, request):
     """All blocks of a page of the site, in their order, on one set of variables."""
-    if page != "docs/guides/recurrent.md":  # its loops are faster in a graph than step by step
+    loops = ("docs/guides/recurrent.md", "docs/guides/text.md")
+    if page not in loops:  # a loop over time is faster in a graph than step by step
         request.getfixturevalue("eager_fit")
     monkeypatch.chdir(tmp_path)  # for what a page writes
     found = {}

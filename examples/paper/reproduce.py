@@ -110,8 +110,9 @@ EXPERIMENTS = {
     "images": Experiment(
         "Photos and sketches",
         "sketchy.py",
-        "--classes 20 50 100 --steps 1000 2000 3000 --hidden 256",
-        "--classes 20 50 100 125 --epochs 300 --decay-epoch 200",
+        "--hidden 256",
+        "--classes 20 50 100 125 --steps 4800 12000 24000 30000 --rates 3e-4 3e-3 --trials 20 "
+        "--seeds 0 1 2 3 4",
         (
             Data(
                 (("--data", ("256x256", "sketchy", "sketchy.zip")),),

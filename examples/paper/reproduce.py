@@ -125,8 +125,9 @@ EXPERIMENTS = {
     "speech": Experiment(
         "Speech and articulation",
         "speech_recognition.py",
-        "--units 64 --learning-rate 0.01",
-        "--frames 1000 --noises 0 0.2 0.5 0.8",
+        "",
+        "--frames 1000 --stack 1 --noises 0 0.2 0.5 0.8 --units 256 --epochs 40 --rates 3e-4 3e-3 "
+        "--trials 20",
         (
             Data((("--data", ("xrmb.mat", "XRMB.mat")),), speech.SOURCE, "--train-utterances 1837"),
             Data((("--data", ("articulatory_synth.mat",)),), "a synthesiser, in that layout"),
@@ -135,9 +136,9 @@ EXPERIMENTS = {
     "words": Experiment(
         "Words of two languages",
         "word_similarity.py",
-        "",
+        "--max-pairs 9000",
         "--codes 30 90 150 210 270 --widths 256 512 1024 2048 --depths 1 2 3 4 --trials 20 "
-        "--tuning-epochs 30 --epochs 300",
+        "--shares 30 60 90 150 210 270 --epochs 300",
         (
             Data(
                 (

@@ -107,8 +107,9 @@ class Study:
             return np.mean([one["seconds"] for one in alike or done])
 
         # The log has seconds of CPU time: as long as this process has waited, it will wait.
-        wall, cpu = (f() - t for f, t in zip((time.perf_counter, time.process_time), self.began))
-        minutes = sum(map(typical, waiting)) / 60 * wall / max(cpu, 1e-3)
+        wall = time.perf_counter() - self.began[0]
+        cpu = max(1e-3, time.process_time() - self.began[1])
+        minutes = sum(map(typical, waiting)) / 60 * wall / cpu
         return f"{len(done)} of {len(done) + len(waiting)} runs, {minutes:.0f} min left"
 
     def results(self):
@@ -146,7 +147,9 @@ class Study:
                 paired = [[v[s] - b[s] for s in v if s in b] for v, b in pairs]
                 cells = [mean_and_spread(v, sign="+") for v in paired]
                 differences.append((names[method], *cells))
-            cost = [r["seconds"] for r in self.log.runs.values() if r["run"].get("method") == method]
+            cost = [
+                r["seconds"] for r in self.log.runs.values() if r["run"].get("method") == method
+            ]
             chosen = ", ".join(
                 f"{name} {self.chosen[method][name]:.2g}" for name in self.spaces[method]
             )

@@ -110,7 +110,7 @@ EXPERIMENTS = {
     "images": Experiment(
         "Photos and sketches",
         "sketchy.py",
-        "--hidden 256",
+        "",
         "--classes 20 50 100 125 --steps 4800 12000 24000 30000 --rates 3e-4 3e-3 --trials 20 "
         "--seeds 0 1 2 3 4",
         (

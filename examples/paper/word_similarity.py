@@ -49,6 +49,7 @@ from proxnet_tf.solvers import Newton
 NAMES = {
     "baseline": "Baseline",
     "linear": "LinCCA",
+    "narrow": "LinCCA, as narrow as the codes",
     "vanilla": "Vanilla (reconstruction)",
     "dcca": "DCCA",
     "dccae": "DCCAE / RRM",
@@ -272,7 +273,9 @@ class Words:
         if method == "baseline":
             score = reciprocal_rank(*(x[held] for x in codes))
             return {"error": 100.0 - score}
-        if method != "linear":
+        if method == "narrow":
+            shares = self.options.codes
+        elif method != "linear":
             encoders, _, _ = self.train(method, settings, seed, [x[~held] for x in codes])
             codes = encode(encoders, codes)
         if not all(np.isfinite(code).all() for code in codes):
@@ -284,7 +287,7 @@ class Words:
         if method == "baseline":
             return self.judge(self.data.eval_vectors)
         projection = Projection(**settings["projection"])
-        if method == "linear":
+        if method in ("linear", "narrow"):
             return self.judge(project(projection, self.views, self.evaluated))
         encoders, between, history = self.train(method, settings, seed, self.views)
         codes, words = encode(encoders, self.views), encode(encoders, self.evaluated)

@@ -125,7 +125,7 @@ EXPERIMENTS = {
     "speech": Experiment(
         "Speech and articulation",
         "speech_recognition.py",
-        "",
+        "--train-utterances 160",
         "--frames 1000 --stack 1 --noises 0 0.2 0.5 0.8 --units 256 --epochs 40 --rates 3e-4 3e-3 "
         "--trials 20",
         (

@@ -44,7 +44,7 @@ class Study:
         spaces: for every method what is searched; nothing for one that has no settings.
         trials: settings tried for each method.
         seeds: of the tests.
-        conditions: what is tested with each seed, in the order of the tests.
+        conditions: what is tested, the first one with every seed before the second.
         validate: `validate(method, settings, seed)` returns the validation error, or a dict with
             "error" and what else the tests need to know.
         test: `test(method, settings, seed, condition)` returns {column: number}; settings are
@@ -66,8 +66,8 @@ class Study:
         }
         self.tests = [
             dict(stage="test", method=method, seed=seed, condition=condition)
-            for seed in seeds
             for condition in conditions
+            for seed in seeds
             for method in spaces
         ]
         self.chosen = {}

@@ -17,9 +17,11 @@ of `SPACES` (learning rates are the same for all), trained with seed 100 and jud
 pairs: those of `labels.py`, or a fifth of the training pairs at the first of `--classes`. The best
 one is used for every number of classes. ProxNet is as published, lam rising linearly to `rise`
 times its first value; "ProxCCA with its envelope" has a constant lam. DCCA and DCCAE train encoders
-for as many steps as classifiers; linear CCA is of the means of 4 x 4 pixels. (A first try on glyphs, 100 steps of the networks for
-Sketchy, was stopped after four runs of the search: Vanilla had validation errors of 51 to 78 %, and
-a run took 5 seconds.)
+for as many steps as classifiers; linear CCA is of the means of 4 x 4 pixels.
+
+A first try on glyphs, 100 steps of the networks for Sketchy, was stopped after four runs of the
+search: Vanilla had validation errors of 51 to 78 %, and a run took 5 seconds.
+
 Writes a table, a figure and `runs.jsonl` to `--output` after every run; the same command goes on
 after a stop.
 """

@@ -20,6 +20,10 @@ published, lam rising linearly to `rise` times its first value; "ProxCCA with it
 constant lam. Linear CCA of the time steps takes the place of the encoders of DCCA. The seed draws
 the noise, the initial weights and the batches.
 
+A change after a look at the search: a first one, in the mode "acoustic" with 120 frames a sequence
+and 99 steps of training, was stopped after eight runs. Vanilla had validation errors of 69 to 80 %.
+Shorter sequences give twice as many steps in the same time.
+
 Reports the phone error rate, (substitutions + deletions + insertions) / phones over the test part,
 with greedy decoding. Writes the table, a figure and `runs.jsonl` to `--output` after every run; the
 same command goes on after a stop.
@@ -42,7 +46,7 @@ from search import Kept, Study, scheduled
 from proxnet_tf import DCCA, LinearCCA
 
 TITLES = {"vanilla": NAMES["vanilla"], "linear": "linear CCA, then classifier", **NAMES}
-MODES = {"acoustic": 0, "logit-avg": "average"}  # what predicts
+MODES = {"logit-avg": "average", "acoustic": 0}  # what predicts
 BLANK = 40
 BUCKET = 50  # time steps: a mini-batch is as long as its longest sequence, rounded up to these
 PAPER = {  # PER by noise: acoustic, logit-avg
@@ -315,7 +319,7 @@ def table(study, conditions):
         method: {
             f"noise {noise:g}, {mode}": str(number)
             for noise, numbers in known.items()
-            for mode, number in zip(MODES, numbers, strict=True)
+            for mode, number in zip(("acoustic", "logit-avg"), numbers, strict=True)
         }
         for method, known in PAPER.items()
     }
@@ -330,17 +334,17 @@ def parse(arguments=None):
     parser.add_argument(
         "--train-utterances", type=positive, help="the first of all (default: 80%%)"
     )
-    parser.add_argument("--frames", type=positive, default=120, help="of a sequence; paper: 1000")
+    parser.add_argument("--frames", type=positive, default=60, help="of a sequence; paper: 1000")
     parser.add_argument("--stack", type=positive, default=4, help="frames of a step; paper: 1")
     parser.add_argument("--noises", nargs="+", type=float, default=[0.5])
     parser.add_argument("--methods", nargs="+", choices=SPACES, default=list(SPACES))
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--trials", type=positive, default=3, help="settings tried per method")
+    parser.add_argument("--trials", type=positive, default=2, help="settings tried per method")
     parser.add_argument(
         "--rates", nargs=2, type=float, default=RATE, help="range of the learning rates"
     )
-    parser.add_argument("--epochs", type=positive, default=9, help="of each stage")
+    parser.add_argument("--epochs", type=positive, default=8, help="of each stage")
     parser.add_argument("--batch-size", type=positive, default=32)
     parser.add_argument("--units", type=positive, default=32, help="of the LSTM and hidden layers")
     parser.add_argument("--code", type=positive, default=20, help="K")

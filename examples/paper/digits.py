@@ -20,7 +20,8 @@ NAMES = methods.NAMES | methods.PUBLISHED
 @dataclasses.dataclass
 class Settings:
     """What is tuned. `strength` is lam at epoch 0 (prox), or the weight of L (rrm) or of the
-    reconstruction errors (dccae). `normalize` gives the codes unit variance (batch statistics)."""
+    reconstruction errors (dccae), `weight` that of the envelope. `normalize` gives the codes unit
+    variance (batch statistics)."""
 
     strength: float = 0.0
     growth: float = 0.0
@@ -30,6 +31,7 @@ class Settings:
     dropout: float = 0.0
     normalize: int = 0
     learning_rate: float = 1e-3
+    weight: float = 0.0
 
 
 # Chosen by `labels.py` on the views `fou` and `zer`, at 10 labels a class; rounded.
@@ -39,6 +41,7 @@ SETTINGS = {
     "dccae": Settings(strength=0.8, epsilon=3e-3, normalize=1, learning_rate=3e-3),
     "rrm": Settings(strength=0.5, epsilon=3e-2, normalize=1, learning_rate=2e-3),
     "prox": Settings(strength=0.06, epsilon=1e-1, normalize=1, learning_rate=1e-2),
+    "own": Settings(strength=13.0, epsilon=0.4, normalize=1, learning_rate=2e-3, weight=6.5),
     "prox+": Settings(strength=3.0, epsilon=1e-2, normalize=1, learning_rate=1.5e-3),
 }
 
@@ -87,12 +90,13 @@ def make_model(method, widths, settings, predict_with="average", inference="iden
     encoders = [code() for _ in widths]
     predictors = [network(10) for _ in widths]
     options = {"num_components": settings.components} if len(widths) > 2 else {}
+    weights = {"rrm": settings.strength, "own": settings.weight}
     return methods.assemble(
         method,
         encoders,
         predictors,
         lambda: [network(width) for width in widths],
-        correlation_weight=settings.strength if method == "rrm" else 1 / settings.components,
+        correlation_weight=weights.get(method, 1 / settings.components),
         reconstruction_weight=settings.strength,
         lam=settings.strength,
         inference=inference,

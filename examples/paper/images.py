@@ -97,18 +97,19 @@ def test_batches(data):
     return batches.batch(BATCH).map(lambda views, y: (tuple(map(normalize, views)), y)).prefetch(1)
 
 
-def load(classes, seed, options):
-    """Training and test part: 80 and 20 pairs of each of `classes` classes, drawn by `seed`."""
-    if options.data is None:
-        pairs = glyph_pairs(classes, options.pairs, seed)
-    elif options.data.is_dir():
-        count = options.pairs
-        pairs = load_sketchy(
-            options.data, classes, pairs_per_class=count, size=options.size, seed=seed
-        )
+def load(classes, seed, options, holdout=False):
+    """Training and test part: 80 and 20 pairs of each of `classes` classes, drawn by `seed`.
+
+    With `holdout` the training part alone, divided likewise.
+    """
+    source, count = options.data, options.pairs
+    if source is not None and not source.is_dir():
+        parts = load_sketchy_pickle(source, classes, allow_pickle=options.allow_pickle)
     else:
-        return load_sketchy_pickle(options.data, classes, allow_pickle=options.allow_pickle)
-    train_data, test_data = split_pairs(pairs, seed=seed)
-    if options.holdout:
-        return split_pairs(train_data, seed=[seed, 2])  # a draw of its own
-    return train_data, test_data
+        if source is None:
+            pairs = glyph_pairs(classes, count, seed)
+        else:
+            size = options.size
+            pairs = load_sketchy(source, classes, pairs_per_class=count, size=size, seed=seed)
+        parts = split_pairs(pairs, seed=seed)
+    return split_pairs(parts[0], seed=[seed, 2]) if holdout else parts  # a draw of its own

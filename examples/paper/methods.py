@@ -3,7 +3,9 @@
 Each view has an encoder and a predictor. Vanilla trains them with a classification loss alone. RRM
 adds minus the mean canonical correlation of the codes to the loss, ProxNet moves the codes by
 `ProxCCA` in between, ProxNet+L does both, as published. DCCA and DCCAE first train encoders for
-correlation (DCCAE for reconstruction, too), then predictors on the fixed codes.
+correlation (DCCAE for reconstruction, too), then predictors on the fixed codes. "ProxCCA with its
+envelope" is this package's: the layer moves the codes, and the value of its own problem is in the
+loss. Linear CCA of the views takes the place of the encoders of DCCA.
 """
 
 from proxnet_tf import (
@@ -24,9 +26,10 @@ NAMES = {
     "dccae": "DCCAE",
     "rrm": "RRM",
     "prox": "ProxNet",
+    "own": "ProxCCA with its envelope",
 }
 TWO_STAGES = ("dcca", "dccae")
-PROX = ("prox", "prox+")
+PROX = ("prox", "prox+", "own")
 PUBLISHED = {"prox+": "ProxNet+L"}  # minus the mean correlation of the codes in the loss too
 
 
@@ -35,15 +38,17 @@ def layers_between(
 ):
     """What stands between codes and predictors.
 
-    `correlation_weight` is for RRM and ProxNet+L, `lam` and `inference` are for ProxNet,
-    `correlation` (`num_components`, `epsilon`) is for all of them.
+    `correlation_weight` is for RRM, ProxNet+L and the envelope, `lam` and `inference` are for
+    ProxNet, `correlation` (`num_components`, `epsilon`) is for all of them.
     """
     regularizer, prox = (CCARegularizer, ProxCCA) if views == 2 else (GCCARegularizer, ProxGCCA)
     layers = []
     if method in ("rrm", "prox+"):
         layers.append(regularizer(correlation_weight, **correlation))
     if method in PROX:
-        layers.append(prox(lam=lam, inference=inference, monitor=True, **correlation))
+        weight = correlation_weight if method == "own" else 0.0
+        options = dict(lam=lam, weight=weight, inference=inference, monitor=True)
+        layers.append(prox(**options, **correlation))
     return layers
 
 

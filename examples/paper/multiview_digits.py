@@ -49,6 +49,7 @@ STRENGTHS = {
     "rrm": [0.01, 0.1, 0.5],
     "prox": [0.1, 1.0, 10.0],
     "prox+": [0.1, 1.0, 10.0],
+    "own": [0.1, 1.0, 10.0],
 }
 NORMALIZE = [0, 1]
 CHOICES = {
@@ -57,6 +58,7 @@ CHOICES = {
     "hidden": [128, 256],
     "dropout": [0.0, 0.3],
     "learning_rate": [1e-3, 3e-3],
+    "weight": [0.1, 1.0, 5.0],
 }
 # Predicts with both saved forms; the SavedModel without importing proxnet_tf.
 RELOAD = """

@@ -8,7 +8,9 @@ Looks for the data in DIR and up to two levels of folders below. Every experimen
 of its own and has a folder OUTPUT/SIZE/NAME for what it prints (log.txt), its tables (Markdown),
 figures (PNG: learning curves, correlation before and after the proximal layer, t-SNE) and numbers
 (JSON). One that fails does not stop the others. OUTPUT/SIZE/report.md puts all together, with
-commands, versions and times. What is finished is not run again, unless with --again.
+commands, commit, date, versions and times. What is finished is not run again, unless with --again:
+the same command goes on after a stop, in words, images, speech and labels at the first run that is
+missing. Words, images and speech say how many of their runs are done and what the others may take.
 """
 
 import argparse
@@ -110,8 +112,9 @@ EXPERIMENTS = {
     "images": Experiment(
         "Photos and sketches",
         "sketchy.py",
-        "--classes 20 50 100 --steps 1000 2000 3000 --hidden 256",
-        "--classes 20 50 100 125 --epochs 300 --decay-epoch 200",
+        "",
+        "--classes 20 50 100 125 --steps 4800 12000 24000 30000 --rates 3e-4 3e-3 --trials 20 "
+        "--seeds 0 1 2 3 4",
         (
             Data(
                 (("--data", ("256x256", "sketchy", "sketchy.zip")),),
@@ -124,8 +127,9 @@ EXPERIMENTS = {
     "speech": Experiment(
         "Speech and articulation",
         "speech_recognition.py",
-        "--units 64 --learning-rate 0.01",
-        "--frames 1000 --noises 0 0.2 0.5 0.8",
+        "--train-utterances 160",
+        "--frames 1000 --stack 1 --noises 0 0.2 0.5 0.8 --units 256 --epochs 40 --rates 3e-4 3e-3 "
+        "--trials 20",
         (
             Data((("--data", ("xrmb.mat", "XRMB.mat")),), speech.SOURCE, "--train-utterances 1837"),
             Data((("--data", ("articulatory_synth.mat",)),), "a synthesiser, in that layout"),
@@ -134,9 +138,9 @@ EXPERIMENTS = {
     "words": Experiment(
         "Words of two languages",
         "word_similarity.py",
-        "",
+        "--max-pairs 9000",
         "--codes 30 90 150 210 270 --widths 256 512 1024 2048 --depths 1 2 3 4 --trials 20 "
-        "--tuning-epochs 30 --epochs 300",
+        "--shares 30 60 90 150 210 270 --epochs 300",
         (
             Data(
                 (
@@ -242,6 +246,14 @@ def versions():
     return found
 
 
+def commit():
+    """The commit that is checked out; "" without git."""
+    command = ["git", "-C", str(FOLDER), "rev-parse", "--short", "HEAD"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return ""
+
+
 def run(experiment, arguments, size, folder):
     """Runs a script; returns its exit code."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -249,7 +261,7 @@ def run(experiment, arguments, size, folder):
     command = [str(script), *shlex.split(getattr(experiment, size)), *arguments]
     command += ["--output", str(folder / experiment.output)]
     print(f"\n{experiment.title}: python {shlex.join(command)}", flush=True)
-    known = versions()
+    known = {"versions": versions(), "commit": commit(), "date": time.strftime("%Y-%m-%d")}
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"} | os.environ
     began = time.perf_counter()
     with (
@@ -275,7 +287,7 @@ def run(experiment, arguments, size, folder):
         "command": shlex.join(["python", f"examples/paper/{experiment.script}", *command[1:]]),
         "code": process.returncode,
         "seconds": time.perf_counter() - began,
-        "versions": known,
+        **known,
     }
     write(folder / "run.json", json.dumps(record, indent=1))
     return process.returncode
@@ -290,7 +302,8 @@ def report(folder):
             continue
         parts.append(f"## {experiment.title}\n")
         versions = ", ".join(f"{name} {version}" for name, version in known["versions"].items())
-        parts.append(f"`{known['command']}` ({known['seconds']:.0f} s; {versions})\n")
+        made = f"commit {known['commit'] or 'unknown'}, {known['date']}"
+        parts.append(f"`{known['command']}` ({made}, {known['seconds']:.0f} s; {versions})\n")
         if known["code"]:
             parts.append(f"Failed (exit code {known['code']}), see {name}/log.txt.\n")
         parts += [path.read_text(encoding="utf-8") for path in sorted((folder / name).glob("*.md"))]

@@ -1,43 +1,72 @@
 """Phone recognition from sound and articulation: the paper's audio-visual speech experiment.
 
+    python examples/paper/speech_recognition.py --data articulatory_synth.mat
     python examples/paper/speech_recognition.py --data xrmb.mat --train-utterances 1837 \\
-        --frames 1000 --noises 0 0.2 0.5 0.8
+        --frames 1000 --stack 1 --noises 0 0.2 0.5 0.8 --units 256 --epochs 40 --rates 3e-4 3e-3
 
 Each view has an encoder, two LSTM layers and a dense one to K = 20, and a predictor to 40 phones
 and the blank of CTC. ProxNet puts `ProxCCA` between them, over all time steps of the batch. In the
 mode "logit-avg" the loss and the prediction take the mean of both views' logits; in the mode
 "acoustic" every view has its loss, and the acoustic view predicts alone. DCCA and DCCAE train their
-encoders first; their predictors get the code beside the input. A mini-batch holds sequences of
-similar length. Noise is a share of another sequence's acoustics, added to a sequence's own, in
-training and test.
+encoders first; their predictors get the code beside the input. A time step is `--stack` frames side
+by side. A mini-batch holds sequences of similar length. Noise is a share of another sequence's
+acoustics, added to a sequence's own, in training and test.
+
+The protocol, written before the first run: for every method `--trials` settings, a Latin hypercube
+of `SPACES` (learning rates are the same for all), trained in the first of `--modes` with the
+largest noise on the first 80 % of the training utterances and judged on the others; the best one is
+used in every mode and with every noise. All seeds of one mode come before the next. ProxNet is as
+published, lam rising linearly to `rise` times its first value; "ProxCCA with its envelope" has a
+constant lam. Linear CCA of the time steps takes the place of the encoders of DCCA. The seed draws
+the noise, the initial weights and the batches.
+
+A change after a look at the search: a first one, in the mode "acoustic" with 120 frames a sequence
+and 99 steps of training, was stopped after eight runs. Vanilla had validation errors of 69 to 80 %.
+Shorter sequences give twice as many steps in the same time.
 
 Reports the phone error rate, (substitutions + deletions + insertions) / phones over the test part,
-with greedy decoding. Writes the table and the numbers to `--output` after every model.
+with greedy decoding. Writes the table, a figure and `runs.jsonl` to `--output` after every run; the
+same command goes on after a stop.
 """
 
 import argparse
-import json
-import time
+import functools
 from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras.layers import LSTM, Dense
-from methods import NAMES, TWO_STAGES, assemble, lam_callbacks
+from methods import NAMES, TWO_STAGES, assemble
 from padded import WithMask, by_length
 from readers.speech import cut_utterances, load_articulatory_speech, split_utterances
-from report import learning_curves, markdown, mean_and_spread, positive, write
+from report import learning_curves, positive, write
+from search import Kept, Study, scheduled
 
-MODES = {"acoustic": 0, "logit-avg": "average"}  # what predicts
+from proxnet_tf import DCCA, LinearCCA
+
+TITLES = {"vanilla": NAMES["vanilla"], "linear": "linear CCA, then classifier", **NAMES}
+MODES = {"logit-avg": "average", "acoustic": 0}  # what predicts
 BLANK = 40
-BUCKET = 50  # frames: a mini-batch is as long as its longest sequence, rounded up to these
+BUCKET = 50  # time steps: a mini-batch is as long as its longest sequence, rounded up to these
 PAPER = {  # PER by noise: acoustic, logit-avg
     "vanilla": {0: (17.9, 17.1), 0.2: (19.3, 19.1), 0.5: (27.7, 21.4), 0.8: (45.1, 24.4)},
     "dcca": {0: (17.3, 16.3), 0.2: (18.8, 16.3), 0.5: (26.0, 23.6), 0.8: (45.1, 34.9)},
     "dccae": {0: (15.5, 15.3), 0.2: (16.7, 15.9), 0.5: (23.6, 21.8), 0.8: (43.9, 34.8)},
     "rrm": {0: (16.1, 15.0), 0.2: (16.6, 16.9), 0.5: (22.3, 21.6), 0.8: (40.7, 23.9)},
     "prox": {0: (12.9, 10.5), 0.2: (15.3, 11.2), 0.5: (21.6, 16.6), 0.8: (39.3, 20.1)},
+}
+
+RATE = (6e-3, 3e-2)  # after a look at Vanilla's validation error, 32 % at 0.011; see --rates
+RIDGE, WEIGHT, LAM = (1e-4, 0.3), (1e-2, 1.0), (3e-2, 10.0)
+SPACES = {
+    "vanilla": {"lr": RATE},
+    "linear": {"lr2": RATE, "ridge": (1e-3, 10.0)},
+    "dcca": {"lr": RATE, "lr2": RATE, "ridge": RIDGE},
+    "dccae": {"lr": RATE, "lr2": RATE, "ridge": RIDGE, "reconstruction": (3e-2, 10.0)},
+    "rrm": {"lr": RATE, "ridge": RIDGE, "weight": WEIGHT},
+    "prox": {"lr": RATE, "ridge": RIDGE, "lam": LAM, "rise": (3.0, 300.0)},
+    "own": {"lr": RATE, "ridge": RIDGE, "lam": LAM, "weight": WEIGHT},
 }
 
 
@@ -63,8 +92,14 @@ def add_noise(acoustic, lengths, share, seed):
     return np.where(valid[..., None], mixed, 0).astype("float32")
 
 
-def targets(sequences):
-    """Rows of (phones, frames, the phones padded): what the loss and the metric take.
+def stack(frames, count):
+    """`count` frames side by side become one time step; zeros fill the last one."""
+    frames = np.pad(frames, [(0, 0), (0, -frames.shape[1] % count), (0, 0)])
+    return frames.reshape(len(frames), frames.shape[1] // count, -1)
+
+
+def targets(sequences, count=1):
+    """Rows of (phones, time steps of `count` frames, the phones padded) for loss and metric.
 
     The phones of a sequence are its frame labels without immediate repetitions.
     """
@@ -74,13 +109,13 @@ def targets(sequences):
         phones.append(labels[np.append(True, labels[1:] != labels[:-1])])
     rows = np.zeros((len(phones), 2 + max(map(len, phones))), "int32")
     for row, sequence, length in zip(rows, phones, sequences.lengths, strict=True):
-        row[:2] = len(sequence), length
+        row[:2] = len(sequence), -(-length // count)
         row[2 : 2 + len(sequence)] = sequence
     return rows
 
 
 def unpack(y_true):
-    """Phones (sparse), their number, and the number of frames, from what `targets` packed."""
+    """Phones (sparse), their number, and the number of time steps, from what `targets` packed."""
     y_true = tf.cast(y_true, tf.int32)
     phones, count, frames = y_true[:, 2:], y_true[:, 0], y_true[:, 1]
     where = tf.where(tf.sequence_mask(count, tf.shape(phones)[1]))
@@ -147,20 +182,21 @@ def make_model(method, mode, widths, options):
         frame_by_frame.supports_masking = True
         return frame_by_frame
 
-    encoders = [encoder(width) for width in widths]
+    def linear(width):
+        inputs = keras.Input((None, width))
+        return keras.Model(inputs, WithMask()([Dense(options.code)(inputs), inputs]))
+
     predictors = [network(BLANK + 1) for _ in widths]
+    common = dict(concatenate_inputs=True, predict_with=MODES[mode])
+    if method == "linear":
+        return DCCA([linear(width) for width in widths], predictors, **common)
     return assemble(
         method,
-        encoders,
+        [encoder(width) for width in widths],
         predictors,
         lambda: [network(width) for width in widths],
-        correlation_weight=options.correlation_weight,
-        reconstruction_weight=options.reconstruction_weight,
-        lam=options.lam,
-        inference=options.inference,
-        concatenate_inputs=True,
-        epsilon=options.epsilon,
-        predict_with=MODES[mode],
+        correlation_weight=1.0,
+        **common,
     )
 
 
@@ -176,22 +212,6 @@ def batches(views, y, size, seed):
     return data.batch(size).shuffle(-(-len(y) // size), seed=seed).map(trim).prefetch(1)
 
 
-def fit(model, method, data, options):
-    """Trains a model (both stages of DCCA and DCCAE); returns the figures of every epoch."""
-    schedule = {"epochs": options.epochs, "shuffle": False, "verbose": 0}
-
-    def adam():
-        return keras.optimizers.Adam(options.learning_rate, weight_decay=5e-4, clipnorm=5.0)
-
-    if method in TWO_STAGES:
-        model.pretrain(data, optimizer=adam(), **schedule)
-    callbacks = lam_callbacks(method, options.lam, options.growth)
-    callbacks.append(keras.callbacks.TerminateOnNaN())
-    model.compile(adam(), CTC(), jit_compile=False)
-    history = model.fit(data, callbacks=callbacks, **schedule).history
-    return {name: [round(float(v), 5) for v in values] for name, values in history.items()}
-
-
 def error_rate(model, views, y, batch_size=32):
     """PER over all sequences, %."""
     metric = PhoneErrorRate()
@@ -202,68 +222,108 @@ def error_rate(model, views, y, batch_size=32):
     return 100 * float(metric.result())
 
 
-def prepare(parts, noise, seed):
+def prepare(parts, noise, seed, count):
     """Views and targets of the training and the test part."""
     data = []
     for index, sequences in enumerate(parts):
         views = normalize(sequences, parts[0])
         if noise:
             views[0] = add_noise(views[0], sequences.lengths, noise, [seed, index])
-        data.append((views, targets(sequences)))
+        data.append(([stack(view, count) for view in views], targets(sequences, count)))
     return data
 
 
-def run(method, mode, noise, seed, parts, options):
-    """Trains and tests one model."""
-    started = time.perf_counter()
-    (views, y), (test_views, test_y) = prepare(parts, noise, seed)
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(seed)
-    model = make_model(method, mode, [x.shape[-1] for x in views], options)
-    history = fit(model, method, batches(views, y, options.batch_size, seed), options)
-    return {
-        "per": error_rate(model, test_views, test_y),
-        "train_per": error_rate(model, views, y),
-        "history": history,
-        "seconds": time.perf_counter() - started,
+class Speech:
+    """Trains and measures; keeps a model for every method and mode."""
+
+    def __init__(self, utterances, options):
+        self.options, self.kept, self.first_stages = options, {}, {}
+        train = options.train_utterances or round(0.8 * len(utterances.lengths))
+        parts = split_utterances(utterances, train)
+        self.parts = {"test": parts, "tune": split_utterances(parts[0], round(0.8 * train))}
+        self.parts = {
+            stage: [cut_utterances(part, options.frames) for part in parts]
+            for stage, parts in self.parts.items()
+        }
+
+    def model(self, method, mode, widths):
+        if (method, mode) not in self.kept:
+            model = make_model(method, mode, widths, self.options)
+            model.build([(None, None, width) for width in widths])
+            model.compile(self.adam(), CTC(), jit_compile=False)
+            networks = [*model.encoders, *model.predictors, *getattr(model, "decoders", [])]
+            self.kept[method, mode] = Kept(model, networks, getattr(model, "between", []))
+        return self.kept[method, mode]
+
+    @staticmethod
+    def adam(rate=1e-3):
+        return keras.optimizers.Adam(rate, weight_decay=5e-4, clipnorm=5.0)
+
+    def train(self, method, mode, settings, seed, views, y):
+        """The trained model, and its figures of every epoch."""
+        kept = self.model(method, mode, [x.shape[-1] for x in views])
+        rate = settings.get("lr2", settings.get("lr"))
+        ridge = settings.get("ridge", 1e-4)
+        model = kept.reset(seed, rate, settings.get("weight", 1.0), ridge)
+        data = batches(views, y, self.options.batch_size, seed)
+        schedule = {"epochs": self.options.epochs, "shuffle": False, "verbose": 0}
+        if method == "linear":
+            valid = np.arange(views[0].shape[1]) < y[:, 1:2]
+            cca = LinearCCA(self.options.code, ridge=ridge).fit(*(x[valid] for x in views))
+            for encoder, mean, map_ in zip(model.encoders, cca.means_, cca.weights_, strict=True):
+                encoder.set_weights([map_, -mean @ map_])
+            model.pretrained.assign(1.0)
+        if method in TWO_STAGES:
+            model.epsilon = ridge
+            model.reconstruction_weight = settings.get("reconstruction", 0.0)
+            first = method, seed, settings["lr"], float(views[0].sum())  # the same in both modes
+            if first in self.first_stages:
+                for encoder, weights in zip(model.encoders, self.first_stages[first], strict=True):
+                    encoder.set_weights(weights)
+                model.pretrained.assign(1.0)
+            else:
+                model.pretrain(data, optimizer=self.adam(settings["lr"]), **schedule)
+                self.first_stages[first] = [encoder.get_weights() for encoder in model.encoders]
+        callbacks = [
+            *scheduled(method, settings, self.options.epochs),
+            keras.callbacks.TerminateOnNaN(),
+        ]
+        history = model.fit(data, callbacks=callbacks, **schedule).history
+        return model, {
+            name: [round(float(v), 5) for v in values] for name, values in history.items()
+        }
+
+    def run(self, stage, method, settings, seed, mode, noise):
+        (views, y), held = prepare(self.parts[stage], noise, seed, self.options.stack)
+        model, history = self.train(method, mode, settings, seed, views, y)
+        return error_rate(model, *held), history
+
+    def validate(self, method, settings, seed):
+        noise = max(self.options.noises)
+        mode = self.options.modes[0]
+        return {"error": self.run("tune", method, settings, seed, mode, noise)[0]}
+
+    def test(self, method, settings, seed, condition):
+        noise, mode = condition
+        error, history = self.run("test", method, settings, seed, mode, noise)
+        return {column(condition): error, f"history {condition}": history}
+
+
+def column(condition):
+    return f"noise {condition[0]:g}, {condition[1]}"
+
+
+def table(study, conditions):
+    """Markdown: phone error rates, the paper's, differences to Vanilla, settings."""
+    paper = {
+        method: {
+            f"noise {noise:g}, {mode}": str(number)
+            for noise, numbers in known.items()
+            for mode, number in zip(("acoustic", "logit-avg"), numbers, strict=True)
+        }
+        for method, known in PAPER.items()
     }
-
-
-def table(results, noises):
-    """Markdown: mean ± std (seeds) in %, the paper's below; the difference to RRM by seed."""
-    columns = [(noise, mode) for noise in noises for mode in MODES]
-    titles = [f"noise {noise:g}, {mode}" for noise, mode in columns]
-
-    def errors(method, noise, mode):
-        return [run["per"] for run in results.get(f"{method} {mode} {noise:g}", [])]
-
-    rows, known, differences = [], [], []
-    for method, name in NAMES.items():
-        found = [errors(method, *column) for column in columns]
-        cells = [f"{mean_and_spread(values)} ({len(values)})" if values else "" for values in found]
-        if any(cells):
-            rows.append((name, *cells))
-        paper = [PAPER[method].get(noise, ("", "")) for noise in noises]
-        known.append((f"paper: {name}", *(str(number) for pair in paper for number in pair)))
-        pairs = []
-        for values, column in zip(found, columns, strict=True):
-            pairs.append([a - b for a, b in zip(values, errors("rrm", *column), strict=False)])
-        if method != "rrm" and any(pairs):
-            differences.append((name, *(mean_and_spread(values, sign="+") for values in pairs)))
-    tables = [markdown(("PER, %", *titles), rows + known)]
-    if differences:
-        tables.append(markdown(("PER minus RRM's on the same seed", *titles), differences))
-    return "\n".join(tables)
-
-
-def histories(results):
-    """What `learning_curves` draws: the figures of every epoch."""
-    drawn = {}
-    for cell, runs in results.items():
-        method, mode, noise = cell.split()
-        group = drawn.setdefault(f"{mode}, noise {noise}", {})
-        group[NAMES[method]] = [run["history"] for run in runs]
-    return drawn
+    return study.tables("PER, %", TITLES, list(map(column, conditions)), paper)
 
 
 def parse(arguments=None):
@@ -274,22 +334,20 @@ def parse(arguments=None):
     parser.add_argument(
         "--train-utterances", type=positive, help="the first of all (default: 80%%)"
     )
-    parser.add_argument("--frames", type=positive, default=250, help="of a sequence; paper: 1000")
-    parser.add_argument("--noises", nargs="+", type=float, default=[0.0, 0.5])
-    parser.add_argument("--methods", nargs="+", choices=list(NAMES), default=list(NAMES))
+    parser.add_argument("--frames", type=positive, default=60, help="of a sequence; paper: 1000")
+    parser.add_argument("--stack", type=positive, default=4, help="frames of a step; paper: 1")
+    parser.add_argument("--noises", nargs="+", type=float, default=[0.5])
+    parser.add_argument("--methods", nargs="+", choices=SPACES, default=list(SPACES))
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--epochs", type=positive, default=40, help="of each stage")
+    parser.add_argument("--trials", type=positive, default=2, help="settings tried per method")
+    parser.add_argument(
+        "--rates", nargs=2, type=float, default=RATE, help="range of the learning rates"
+    )
+    parser.add_argument("--epochs", type=positive, default=8, help="of each stage")
     parser.add_argument("--batch-size", type=positive, default=32)
-    parser.add_argument("--units", type=positive, default=256, help="of the LSTM and hidden layers")
+    parser.add_argument("--units", type=positive, default=32, help="of the LSTM and hidden layers")
     parser.add_argument("--code", type=positive, default=20, help="K")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--lam", type=float, default=0.5, help="at epoch 0")
-    parser.add_argument("--growth", type=float, default=1.0, help="of lam per epoch")
-    parser.add_argument("--epsilon", type=float, default=1e-4)
-    parser.add_argument("--correlation-weight", type=float, default=0.1, help="RRM")
-    parser.add_argument("--reconstruction-weight", type=float, default=1.0, help="DCCAE")
-    parser.add_argument("--inference", choices=["identity", "batch", "moving"], default="identity")
     parser.add_argument("--output", type=Path, default=Path("outputs"))
     return parser.parse_args(arguments)
 
@@ -297,33 +355,32 @@ def parse(arguments=None):
 def main(arguments=None):
     options = parse(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
-    utterances = load_articulatory_speech(options.data)
-    train = options.train_utterances or round(0.8 * len(utterances.lengths))
-    parts = [cut_utterances(u, options.frames) for u in split_utterances(utterances, train)]
-    if any(options.noises) and min(len(part.lengths) for part in parts) < 2:
+    speech = Speech(load_articulatory_speech(options.data), options)
+    lengths = [len(part.lengths) for part in speech.parts["test"]]
+    if any(options.noises) and min(lengths) < 2:
         raise SystemExit("Noise is that of another sequence: each part needs two at least.")
-    print(f"{len(parts[0].lengths)} training and {len(parts[1].lengths)} test sequences")
-    settings = {name: str(value) for name, value in vars(options).items()}
-    results = {}
-    for seed in options.seeds:
-        for noise in options.noises:
-            for mode in options.modes:
-                for method in options.methods:
-                    found = run(method, mode, noise, seed, parts, options)
-                    results.setdefault(f"{method} {mode} {noise:g}", []).append(found)
-                    print(
-                        f"seed {seed}, noise {noise:g}, {mode}, {NAMES[method]}: "
-                        f"{found['per']:.1f} % (training part {found['train_per']:.1f} %), "
-                        f"{found['seconds']:.0f} s",
-                        flush=True,
-                    )
-                    record = json.dumps({"settings": settings, "results": results}, indent=1)
-                    write(options.output / "speech_recognition.json", record)
-                    shown = table(results, options.noises)
-                    write(options.output / "speech_recognition.md", shown)
-                learning_curves(histories(results), options.output / "speech_recognition.png")
-    print(shown, end="")
-    return results
+    print(f"{lengths[0]} training and {lengths[1]} test sequences")
+    size = ("train_utterances", "frames", "stack", "epochs", "batch_size", "units", "code")
+    conditions = [[noise, mode] for noise in options.noises for mode in options.modes]
+    study = Study(
+        options.output,
+        {name: getattr(options, name) for name in size},
+        {
+            method: {n: tuple(options.rates) if ends is RATE else ends for n, ends in space.items()}
+            for method, space in SPACES.items()
+            if method in options.methods
+        },
+        options.trials,
+        options.seeds,
+        conditions,
+        speech.validate,
+        speech.test,
+    )
+    show = functools.partial(table, study, conditions)
+    study.run(lambda: write(options.output / "speech_recognition.md", show()))
+    learning_curves(study.histories(TITLES), options.output / "speech_recognition.png")
+    print(show(), end="")
+    return study.results()
 
 
 if __name__ == "__main__":

@@ -83,6 +83,8 @@ def test_tables_and_figures_come_into_one_report(scripts, capsys):
     assert command[:6] == ["python", "examples/paper/script.py", "--epochs", "100", "--data",
                            str(scripts / "data" / "a b" / "two.txt")]  # fmt: skip
     assert "TensorFlow" in text or "tensorflow" in text
+    known = json.loads((folder / "first" / "run.json").read_text())
+    assert f"(commit {known['commit'] or 'unknown'}, {known['date']}, " in text
     assert (folder / "first" / "log.txt").read_text() == "100 epochs\n"
     assert "100 epochs" in capsys.readouterr().out
 

@@ -1,12 +1,10 @@
 import glyphs
 import images
-import keras
+import labels
 import numpy as np
 import pytest
 import sketchy
 import tensorflow as tf
-
-from tests.helpers.markdown import table_rows
 
 
 def test_glyph_pairs():
@@ -47,50 +45,6 @@ def test_augmentation_crops_and_mirrors_the_rows():
         assert np.ptp(moved, axis=1).max() < 1e-6  # rows stay rows
 
 
-def test_table_has_the_difference_to_rrm_by_seed():
-    runs = {"vanilla": {0: 20.0, 1: 24.0}, "rrm": {0: 19.0, 1: 20.0, 2: 5.0}}
-    results = {
-        20: {
-            method: {seed: {"error": error, "correlation": 1.0} for seed, error in seeds.items()}
-            for method, seeds in runs.items()
-        }
-    }
-    rows = table_rows(sketchy.table(results))
-    assert rows[1] == ["Vanilla", "22.0 ± 2.8", "18.7 ± 1.1"]
-    assert rows[-1] == ["error minus RRM's on the same seed, Vanilla", "2.5 ± 2.1"]
-
-
-class Stop(Exception):
-    pass
-
-
-def test_resuming_restores_weights_and_optimizer(tmp_path):
-    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
-
-    def fit(folder, epochs):
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(0.1), "mse")
-
-        class Cut(keras.callbacks.Callback):
-            def on_epoch_end(self, epoch, logs=None):
-                if epoch + 1 == epochs:
-                    raise Stop
-
-        callbacks = [sketchy.Resume(folder, [(None, 3)]), Cut()]
-        try:
-            model.fit(x, x[:, :1], epochs=6, shuffle=False, verbose=0, callbacks=callbacks)
-        except Stop:
-            pass
-        return model
-
-    fit(tmp_path / "a", 3)
-    resumed, whole = fit(tmp_path / "a", 6), fit(tmp_path / "b", 6)
-    assert int(resumed.optimizer.iterations) == 6
-    for a, b in zip(resumed.get_weights(), whole.get_weights(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
 def test_sketchys_folders(tmp_path):
     rng = np.random.default_rng(0)
     for c, name in enumerate(["ant", "bee"]):
@@ -112,13 +66,53 @@ def test_sketchys_folders(tmp_path):
     for part in (train, test):
         np.testing.assert_array_equal(part.photos[:, 8, 8, 0] > 120, part.labels)
         np.testing.assert_array_equal(part.sketches[:, 8, 8, 0] > 120, part.labels)
+    # What chooses settings sees training pairs alone.
+    tuned, held = images.load(2, 0, options, holdout=True)
+    assert (len(tuned.labels), len(held.labels)) == (12, 4)
+    training = {photo.tobytes() for photo in train.photos}
+    assert training == {photo.tobytes() for part in (tuned, held) for photo in part.photos}
     assert options.backbone == "resnet18"
+
+
+def run(folder, options):
+    small = (
+        "--classes 4 --backbone small --steps 60 --hidden 64 --trials 1 --seeds 0 --rates 6e-3 7e-3"
+    )
+    return sketchy.main([*small.split(), *options.split(), "--output", str(folder)])
 
 
 @pytest.mark.slow
 def test_all_methods_learn(tmp_path):
-    arguments = "--classes 4 --pairs 100 --steps 120 --hidden 64 --seeds 0 --learning-rate 0.003"
-    results = sketchy.main([*arguments.split(), "--output", str(tmp_path)])
-    assert list(results[4]) == list(sketchy.NAMES)
-    for runs in results[4].values():
-        assert runs[0]["error"] < 50.0  # chance is 75
+    results = run(tmp_path, "")
+    assert list(results) == list(sketchy.SPACES)
+    for method, found in results.items():
+        assert found["4 classes"][0] < 60.0  # chance is 75
+        assert ("error_with_layer, 4" in found) == (method in ("prox", "own"))
+    assert results["dcca"]["correlation, 4"][0] > results["vanilla"]["correlation, 4"][0] + 1.0
+
+
+@pytest.mark.slow
+def test_a_stopped_study_goes_on(tmp_path, monkeypatch):
+    whole = run(tmp_path / "whole", "--methods vanilla --steps 10")
+    test = sketchy.Images.test
+
+    def stop(self, *arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sketchy.Images, "test", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "cut", "--methods vanilla --steps 10")
+    monkeypatch.setattr(sketchy.Images, "test", test)
+    monkeypatch.setattr(sketchy.Images, "validate", None)  # that one is finished
+    again = run(tmp_path / "cut", "--methods vanilla --steps 10")
+    assert again["vanilla"]["4 classes"] == whole["vanilla"]["4 classes"]
+    with pytest.raises(SystemExit, match="of another size"):
+        run(tmp_path / "cut", "--methods vanilla --steps 11")
+
+
+@pytest.mark.slow
+def test_the_stand_in_has_the_graphs_of_the_label_study(tmp_path, monkeypatch):
+    monkeypatch.setattr(labels.Study.__init__, "__defaults__", (4, 100))
+    more = "--classes 10 --trials 1 --seeds 0 --rates 0.01 0.02 --methods vanilla prox own".split()
+    results = sketchy.main([*more, "--output", str(tmp_path)])
+    assert all(found["10 classes"][0] < 80.0 for found in results.values())  # chance is 90

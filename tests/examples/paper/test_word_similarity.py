@@ -49,31 +49,38 @@ def run(folder, output, *more):
 
 
 def test_baseline_and_linear_cca(folder, tmp_path):
-    results = run(folder, tmp_path, "--methods", "baseline", "linear")
-    baseline, linear = (np.array(results[name][0]) for name in ("baseline", "linear"))
-    assert baseline.shape == linear.shape == (8,)
+    results = run(folder, tmp_path, "--methods", "baseline", "linear", "--seeds", "0")
+    columns = list(example.COLUMNS.values())
+    baseline, linear = (
+        np.array([results[name][column][0] for column in columns])
+        for name in ("baseline", "linear")
+    )
     # What both languages share is what the scores were made of.
     assert (linear > baseline + 5).all()
-    record = json.loads((tmp_path / "word_similarity.json").read_text())
-    assert record["chosen"]["linear"]["components"] in (4, 12)
-    assert record["results"]["linear"] == results["linear"]
+    assert results["linear"]["mean"][0] == pytest.approx(linear.mean())
+    lines = map(json.loads, (tmp_path / "runs.jsonl").read_text().splitlines())
+    (tuned,) = (
+        line["result"]
+        for line in lines
+        if (line["run"]["stage"], line["run"].get("method")) == ("tune", "linear")
+    )
+    assert tuned["projection"]["components"] in (4, 12)
+    assert tuned["error"] == pytest.approx(100 - tuned["projection"]["score"])
     rows = table_rows((tmp_path / "word_similarity.md").read_text())
-    assert rows[1] == ["Baseline", *(f"{value:.1f}" for value in baseline)]
-    assert rows[-1][:3] == ["paper: ProxNet", "75.4", "69.2"]
+    assert rows[1] == ["Baseline", f"{baseline.mean():.1f}", *(f"{v:.1f}" for v in baseline)]
+    assert ["paper: ProxNet", "66.3", "75.4", "69.2"] in [row[:4] for row in rows]
 
 
 @pytest.mark.slow
 def test_the_networks_learn(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(example.SOLVER, "solver", Newton(1e-3, 20, jit_compile=False))
-    options = "--methods dcca dccae prox --trials 1 --tuning-epochs 3 --epochs 20 --seeds 0"
+    options = "--methods vanilla dcca dccae prox own --trials 1 --epochs 20 --seeds 0"
     results = run(folder, tmp_path, *options.split())
-    assert list(results) == ["dcca", "dccae", "prox", "prox_at_test"]
-    for runs in results.values():
-        assert len(runs) == 1
-        assert np.mean(runs[0]) > 25.0  # without learning it is near 0
-    printed = capsys.readouterr().out
-    assert "ProxNet, trial 0" in printed
-    assert "correlation_before" in printed
+    assert list(results) == ["vanilla", "dcca", "dccae", "prox", "own"]
+    for method, found in results.items():
+        assert found["mean"][0] > 25.0  # without learning it is near 0
+        assert ("mean, layer" in found) == (method in ("prox", "own"))
+    assert "10 of 10 runs, 0 min left; own, test words" in capsys.readouterr().out
 
 
 def test_reciprocal_rank():

@@ -59,11 +59,28 @@ class GateKernels:
     Args:
         kernel: the K_k side by side, (features, 3 units).
         masks: of the input, each (batch, features), see `masked_product`.
+        inverse: of a matrix near I + J^T J, see `shared_inverse`, or `None`.
     """
 
-    def __init__(self, kernel: tf.Tensor, masks: Masks = None):
-        self.kernel, self.masks = kernel, masks
+    def __init__(
+        self, kernel: tf.Tensor, masks: Masks = None, inverse: tf.Tensor | None = None
+    ):
+        self.kernel, self.masks, self.inverse = kernel, masks, inverse
         self._transposed = tf.transpose(kernel)
+
+    def shared_inverse(self) -> tf.Tensor | None:
+        """One preconditioner for all examples and steps, (features, features), or `None`.
+
+        It is the inverse of I + J^T J at gates at rest, where the state has the slope 1/2 in its
+        candidate, the last of the gates, and none in the others. Without at least as many units
+        as features J^T J is singular, in other directions for every example: there is none.
+        """
+        features, units = self.kernel.shape[0], self.kernel.shape[1] // GATES
+        if features > units or self.masks is not None:
+            return None
+        candidate = self.kernel[:, -units:] / 2
+        identity = tf.eye(features, dtype=candidate.dtype)
+        return approximate_inverse(identity + tf.matmul(candidate, candidate, transpose_b=True))
 
     @classmethod
     def of(
@@ -94,6 +111,19 @@ class GateKernels:
         return tf.concat([tf.matmul(v * m, t_k, transpose_a=True) for m, t_k in parts], axis=-1)
 
 
+def approximate_inverse(matrix: tf.Tensor, iterations: int = 16) -> tf.Tensor:
+    """Of a symmetric positive definite matrix, by Newton's iteration X <- X (2 I - A X).
+
+    Every X is a polynomial of A that is positive definite: a bound on the iterations only keeps
+    the inverse of the smallest eigenvalues small.
+    """
+    start = tf.eye(matrix.shape[0], dtype=matrix.dtype)
+    start /= tf.reduce_max(tf.reduce_sum(tf.abs(matrix), axis=-1))
+    return tf.while_loop(
+        lambda k, x: k < iterations, lambda k, x: (k + 1, 2.0 * x - x @ matrix @ x), (0, start)
+    )[1]
+
+
 def solve_gates(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: Solver) -> Solved:
     """Solves (7) for the Jacobian of a cell's gates.
 
@@ -113,6 +143,7 @@ def solve_gates(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: S
         transpose=lambda t: kernels.transpose(slopes * side_by_side(t)),
         solver=solver,
         width=slopes.shape[-1],
+        preconditioner=None if kernels.inverse is None else lambda r: r @ kernels.inverse,
     )
 
 

@@ -77,6 +77,7 @@ def solve_by_products(
     solver: Solver,
     width: int,
     jacobian_dtype: str | tf.DType | None = None,
+    preconditioner: Product | None = None,
 ) -> Solved:
     """Solves (7) by conjugate gradients for J v = total(product(v)).
 
@@ -91,6 +92,7 @@ def solve_by_products(
         solver: tolerance and bound.
         width: of the values of `product`.
         jacobian_dtype: the precision that J comes in, `s.dtype` by default.
+        preconditioner: r -> M^-1 r for an M near I + J^T J, none by default.
     """
 
     def norm(x: tf.Tensor) -> tf.Tensor:
@@ -107,6 +109,7 @@ def solve_by_products(
     solved = conjugate_gradient(
         operator,
         rhs,
+        preconditioner=preconditioner,
         tolerance=2.0 * tolerance * tf.math.divide_no_nan(size, rhs_size),
         max_iterations=solver.bound_for(s.shape[-1], rhs.shape[-1]),
         image=tf.zeros([tf.shape(s)[0], width], s.dtype),

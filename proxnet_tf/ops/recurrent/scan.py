@@ -184,6 +184,7 @@ def _scan(arguments: Tensors, constants: Any, equations: Equations) -> Explained
     x, hidden, carry, kernel, recurrent_kernel, bias = arguments
     sqrt_rho, mask, scale = constants
     kernels = _kernels(kernel, sqrt_rho, scale, equations)
+    kernels.preconditioner = kernels.shared_preconditioner()
     z = _inputs(x, kernel, bias, scale, equations)
     inputs = _unstack(z, mask)
 
@@ -201,15 +202,16 @@ def _scan(arguments: Tensors, constants: Any, equations: Equations) -> Explained
     _, carry, iterations, found = _loop(step, _length(x), (hidden, carry, tf.constant(0)), like)
     *residuals, residual = found
     report = _report(residual, iterations, equations)
-    return Explained((residuals[0], carry), residuals, report)
+    return Explained((residuals[0], carry), (*residuals, kernels.preconditioner), report)
 
 
 def _scan_gradient(tensors: Tensors, constants: Any, equations: Equations) -> Explained:
     """The cotangents of the arguments."""
     x, hidden, carry, kernel, recurrent_kernel, _, d_hiddens, d_carry, *saved = tensors
-    hiddens, carries, z, u, products = saved
+    hiddens, carries, z, u, products, preconditioner = saved
     sqrt_rho, mask, scale = constants
     steps, kernels = _length(x), _kernels(kernel, sqrt_rho, scale, equations)
+    kernels.preconditioner = preconditioner
     c_prev = tf.concat([carry[None], carries[:-1]], 0)
     inputs = _unstack(d_hiddens, z, c_prev, carries, products, mask)
     recurrent_t = tf.transpose(recurrent_kernel)

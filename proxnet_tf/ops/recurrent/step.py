@@ -53,17 +53,56 @@ def masked_product(x: tf.Tensor, kernel: tf.Tensor, masks: Masks) -> tf.Tensor:
     return tf.concat([(x * mask) @ k for mask, k in parts], axis=-1)
 
 
+class Preconditioner(NamedTuple):
+    """M^-1 for an M near I + J^T J, one for all examples and steps.
+
+    Attributes:
+        inverse: M^-1, (features, features).
+        needed: boolean scalar; where the eigenvalues of M are all near 1, M^-1 costs more products
+            than it saves.
+    """
+
+    inverse: tf.Tensor
+    needed: tf.Tensor
+
+    def __call__(self, r: tf.Tensor) -> tf.Tensor:
+        """r -> r M^-1."""
+        return tf.cond(self.needed, lambda: r @ self.inverse, lambda: r)
+
+
 class GateKernels:
     """The linear part of J in (9): v -> v K_k for every gate, its transpose and its gradient.
 
     Args:
         kernel: the K_k side by side, (features, 3 units).
         masks: of the input, each (batch, features), see `masked_product`.
+        preconditioner: of `shared_preconditioner`, or `None`.
     """
 
-    def __init__(self, kernel: tf.Tensor, masks: Masks = None):
-        self.kernel, self.masks = kernel, masks
+    def __init__(
+        self,
+        kernel: tf.Tensor,
+        masks: Masks = None,
+        preconditioner: Preconditioner | None = None,
+    ):
+        self.kernel, self.masks, self.preconditioner = kernel, masks, preconditioner
         self._transposed = tf.transpose(kernel)
+
+    def shared_preconditioner(self) -> Preconditioner | None:
+        """M = I + J^T J with gates at rest, for many steps with this kernel.
+
+        At rest the state has the slope 1/2 in its candidate, the last of the gates, and 0 in the
+        others. With more features than units J^T J is singular, for every example in directions
+        of its own, and with masks M is far from it: no preconditioner.
+        """
+        features, units = self.kernel.shape[0], self.kernel.shape[1] // GATES
+        if features > units or self.masks is not None:
+            return None
+        candidate = self.kernel[:, -units:] / 2
+        matrix = tf.matmul(candidate, candidate, transpose_b=True)
+        matrix += tf.eye(features, dtype=matrix.dtype)
+        bound = tf.reduce_max(tf.reduce_sum(tf.abs(matrix), axis=-1))  # of the eigenvalues
+        return Preconditioner(approximate_inverse(matrix, bound), bound > 2.0)
 
     @classmethod
     def of(
@@ -94,6 +133,24 @@ class GateKernels:
         return tf.concat([tf.matmul(v * m, t_k, transpose_a=True) for m, t_k in parts], axis=-1)
 
 
+def approximate_inverse(matrix: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
+    """That of a symmetric positive definite A by Newton's iteration, X <- X (2 I - A X).
+
+    X is a polynomial of A and positive definite. The inverses of eigenvalues of A far below
+    bound / 2^16 come out too small, and do not overflow.
+
+    Args:
+        matrix: A.
+        bound: of its eigenvalues.
+    """
+
+    def step(k: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return k + 1, 2.0 * x - x @ matrix @ x
+
+    start = tf.eye(matrix.shape[0], dtype=matrix.dtype) / bound
+    return tf.while_loop(lambda k, x: k < 16, step, (tf.constant(0), start))[1]
+
+
 def solve_gates(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: Solver) -> Solved:
     """Solves (7) for the Jacobian of a cell's gates.
 
@@ -113,6 +170,7 @@ def solve_gates(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: S
         transpose=lambda t: kernels.transpose(slopes * side_by_side(t)),
         solver=solver,
         width=slopes.shape[-1],
+        preconditioner=kernels.preconditioner,
     )
 
 

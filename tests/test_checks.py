@@ -114,7 +114,9 @@ def test_what_a_graph_assigns_shows_as_nan(case):
 
     for value in (0.0, -1.0, math.nan, math.inf):
         for part in tf.nest.flatten(call(tf.constant(value))):
-            assert np.isnan(part).all()
+            sequence = isinstance(layer, keras.layers.RNN) and len(part.shape) == 3
+            # The first output of a cell that returns its own comes before the proximal state.
+            assert np.isnan(part[:, 1:] if sequence else part).all()
     assert all(np.isfinite(part).all() for part in tf.nest.flatten(call(tf.constant(0.5))))
     for weight, value in zip(layer.weights, state, strict=True):
         assert np.isfinite(weight.numpy()).all(), weight.path  # moving averages stay good

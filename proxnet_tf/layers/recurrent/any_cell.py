@@ -2,19 +2,13 @@
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import (
-    HasLam,
-    at_least_float32,
-    check_bool,
-    check_integer,
-    check_number,
-)
+from proxnet_tf.checks import HasLam, at_least_float32, check_bool, check_integer, check_number
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.layers.recurrent.gated_cell import ADVICE, check_solver, step_given
 from proxnet_tf.ops.linear.number import check_real
@@ -39,6 +33,15 @@ def _fixed_dropout(cell: keras.layers.Layer, masks: list[Any]) -> Iterator[None]
     finally:
         for name in names:
             object.__delattr__(cell, name)
+
+
+def _of_the_cell(name: str) -> Callable[..., Any]:
+    """A method of `DropoutCell`, of the wrapped cell; `None` for a cell that draws no masks."""
+
+    def method(self: Any, *inputs: tf.Tensor) -> Any:
+        return getattr(self.cell, name)(*inputs) if isinstance(self.cell, DropoutCell) else None
+
+    return method
 
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
@@ -230,27 +233,11 @@ class ProxRNNCell(HasLam, keras.layers.Layer, DropoutCell):  # type: ignore[misc
             lambda size: tf.zeros([batch_size, size], self.compute_dtype), self.state_size
         )
 
-    def get_dropout_mask(self, step_input: tf.Tensor) -> Any:
-        """The input mask of the wrapped cell, kept for a whole sequence."""
-        if isinstance(self.cell, DropoutCell):
-            return self.cell.get_dropout_mask(step_input)
-        return None
-
-    def get_recurrent_dropout_mask(self, step_input: tf.Tensor) -> Any:
-        """The recurrent mask of the wrapped cell, kept for a whole sequence."""
-        if isinstance(self.cell, DropoutCell):
-            return self.cell.get_recurrent_dropout_mask(step_input)
-        return None
-
-    def reset_dropout_mask(self) -> None:
-        """Drops the input mask after a sequence."""
-        if isinstance(self.cell, DropoutCell):
-            self.cell.reset_dropout_mask()
-
-    def reset_recurrent_dropout_mask(self) -> None:
-        """Drops the recurrent mask after a sequence."""
-        if isinstance(self.cell, DropoutCell):
-            self.cell.reset_recurrent_dropout_mask()
+    # The masks are the wrapped cell's, kept for a whole sequence.
+    get_dropout_mask = _of_the_cell("get_dropout_mask")
+    get_recurrent_dropout_mask = _of_the_cell("get_recurrent_dropout_mask")
+    reset_dropout_mask = _of_the_cell("reset_dropout_mask")
+    reset_recurrent_dropout_mask = _of_the_cell("reset_recurrent_dropout_mask")
 
     def get_config(self) -> dict[str, Any]:
         return {

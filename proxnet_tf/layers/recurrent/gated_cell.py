@@ -6,13 +6,7 @@ from typing import Any, ClassVar
 import keras
 import tensorflow as tf
 
-from proxnet_tf.checks import (
-    HasLam,
-    at_least_float32,
-    check_bool,
-    check_integer,
-    check_number,
-)
+from proxnet_tf.checks import HasLam, at_least_float32, check_bool, check_integer, check_number
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.recurrent.equations import BLOCKS, Equations, spread
@@ -166,7 +160,9 @@ class GatedCell(HasLam, keras.layers.Layer):
             flat = [tf.repeat(state, tf.shape(x)[0], axis=0) for state in flat]
         masks = self.input_masks(inputs, training)
         xw = masked_product(x, kernel, masks)
-        yu = masked_product(flat[0], recurrent_kernel, self._recurrent_masks(states, training))
+        draw, first = self.get_recurrent_dropout_mask, tf.nest.flatten(states)[0]
+        fed_masks = self._masks(self.recurrent_dropout, draw, first, training)
+        yu = masked_product(flat[0], recurrent_kernel, fed_masks)
         equations, jit_compile = self.equations, self.jit_compile
         z = spread(xw, equations.input_blocks) + spread(yu, equations.recurrent_blocks) + bias
         if jit_compile == "auto":
@@ -196,19 +192,15 @@ class GatedCell(HasLam, keras.layers.Layer):
 
     def input_masks(self, inputs: tf.Tensor, training: bool) -> list[tf.Tensor] | None:
         """The dropout masks of the inputs: `None`, or a list of one or of one a block of W."""
-        if not (training and 0.0 < self.dropout < 1.0):
-            return None
-        return self._cast(self.get_dropout_mask(inputs))
+        return self._masks(self.dropout, self.get_dropout_mask, inputs, training)
 
-    def _recurrent_masks(self, states: Any, training: bool) -> list[tf.Tensor] | None:
-        """The dropout masks of what U multiplies: `None`, or a list of one a block of U."""
-        if not (training and 0.0 < self.recurrent_dropout < 1.0):
+    def _masks(
+        self, rate: float, draw: Callable[..., Any], like: tf.Tensor, training: bool
+    ) -> list[tf.Tensor] | None:
+        if not (training and 0.0 < rate < 1.0):
             return None
-        return self._cast(self.get_recurrent_dropout_mask(tf.nest.flatten(states)[0]))
-
-    def _cast(self, masks: Any) -> list[tf.Tensor]:
         dtype = at_least_float32(self.compute_dtype)
-        return [tf.cast(mask, dtype) for mask in tf.nest.flatten(masks)]
+        return [tf.cast(mask, dtype) for mask in tf.nest.flatten(draw(like))]
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -1,5 +1,6 @@
 """A proximal gated cell over a whole sequence, with the gradient through time written out."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -89,41 +90,33 @@ def _length(x: tf.Tensor) -> Any:
     return tf.shape(x)[0] if x.shape[0] is None else x.shape[0]
 
 
-def _unstack(*tensors: tf.Tensor | None) -> list[tf.TensorArray | None]:
-    """One TensorArray a tensor, along its first axis."""
-
-    def array(x: tf.Tensor) -> tf.TensorArray:
-        ta = tf.TensorArray(x.dtype, size=_length(x), element_shape=x.shape[1:])
-        return ta.unstack(x)
-
-    return [None if x is None else array(x) for x in tensors]
-
-
-def _read(arrays: list[tf.TensorArray | None], t: tf.Tensor) -> list[Any]:
-    return [None if a is None else a.read(t) for a in arrays]
-
-
-def _write(arrays: tuple[tf.TensorArray, ...], t: tf.Tensor, *values: tf.Tensor) -> Any:
-    return tuple(array.write(t, value) for array, value in zip(arrays, values, strict=True))
-
-
-def _loop(step: Any, steps: Any, start: tuple[Any, ...], like: Tensors) -> Any:
-    """What `step` returns after `steps` steps from t = 0, with its TensorArrays stacked.
+def _loop(
+    step: Any, inputs: Sequence[tf.Tensor | None], start: Any, like: Tensors, reverse: bool = False
+) -> Any:
+    """A loop over time, or back from the last step: the last state and all values, by time.
 
     Args:
-        step: from t, what `start` has and empty TensorArrays to the same for t + 1.
-        steps: the number of steps.
-        start: what goes from step to step.
-        like: the results of a step have the shapes and dtypes of these.
+        step: from a state and what `inputs` have at a time to the next state and a list of values.
+        inputs: tensors (time, ...) and `None`.
+        start: the first state, a tuple of tensors.
+        like: the values have the shapes and dtypes of these.
+        reverse: whether time runs back.
     """
-    arrays = tuple(tf.TensorArray(x.dtype, size=steps, element_shape=x.shape) for x in like)
-    _, *last, arrays = tf.while_loop(
-        lambda t, *_: t < steps,
-        step,
-        (tf.constant(0), *start, arrays),
-        maximum_iterations=steps,
-    )
-    return *last, [array.stack() for array in arrays]
+    steps = _length(inputs[0])
+
+    def array(dtype: tf.DType, shape: tf.TensorShape) -> tf.TensorArray:
+        return tf.TensorArray(dtype, size=steps, element_shape=shape)
+
+    given = [None if x is None else array(x.dtype, x.shape[1:]).unstack(x) for x in inputs]
+
+    def body(n: tf.Tensor, state: Any, arrays: Any) -> Any:
+        t = steps - 1 - n if reverse else n
+        state, values = step(state, *[None if a is None else a.read(t) for a in given])
+        return n + 1, state, tuple(a.write(t, v) for a, v in zip(arrays, values, strict=True))
+
+    first = tf.constant(0), start, tuple(array(x.dtype, x.shape) for x in like)
+    _, last, arrays = tf.while_loop(lambda n, *_: n < steps, body, first, maximum_iterations=steps)
+    return last, [a.stack() for a in arrays]
 
 
 def _held(valid: tf.Tensor | None, new: Tensors, old: Tensors) -> Tensors:
@@ -167,15 +160,15 @@ def _composed_scan(arguments: Tensors, constants: Any, equations: Equations) -> 
     x, hidden, carry, kernel, recurrent_kernel, bias = arguments
     sqrt_rho, mask, scale = constants
     kernels = _kernels(kernel, sqrt_rho, scale, equations)
-    inputs = _unstack(_inputs(x, kernel, bias, scale, equations), mask)
+    xw = _inputs(x, kernel, bias, scale, equations)
 
-    def step(t: tf.Tensor, h: tf.Tensor, c: tf.Tensor, arrays: Any) -> Any:
-        z, valid = _read(inputs, t)
-        z += _fed(h, c, recurrent_kernel, equations)
+    def step(state: Any, xw: tf.Tensor, valid: tf.Tensor | None) -> Any:
+        h, c = state
+        z = xw + _fed(h, c, recurrent_kernel, equations)
         h, c = _held(valid, composed_step(z, c, kernels, equations), (h, c))
-        return t + 1, h, c, _write(arrays, t, h)
+        return (h, c), [h]
 
-    _, carry, (hiddens,) = _loop(step, _length(x), (hidden, carry), [hidden])
+    (_, carry), (hiddens,) = _loop(step, [xw, mask], (hidden, carry), [hidden])
     return hiddens, carry
 
 
@@ -185,21 +178,20 @@ def _scan(arguments: Tensors, constants: Any, equations: Equations) -> Explained
     sqrt_rho, mask, scale = constants
     kernels = _kernels(kernel, sqrt_rho, scale, equations)
     kernels.preconditioner = kernels.shared_preconditioner()
-    z = _inputs(x, kernel, bias, scale, equations)
-    inputs = _unstack(z, mask)
+    xw = _inputs(x, kernel, bias, scale, equations)
 
-    def step(t: tf.Tensor, h: tf.Tensor, c: tf.Tensor, most: tf.Tensor, arrays: Any) -> Any:
-        z, valid = _read(inputs, t)
-        z += _fed(h, c, recurrent_kernel, equations)
+    def step(state: Any, xw: tf.Tensor, valid: tf.Tensor | None) -> Any:
+        h, c, most = state
+        z = xw + _fed(h, c, recurrent_kernel, equations)
         h_new, solved = cell_step(z, c, kernels, equations, valid)
         h, c = _held(valid, (h_new, solved.c), (h, c))
-        report = solved.report
-        arrays = _write(arrays, t, h, c, z, solved.u, solved.products, report.residual)
-        return t + 1, h, c, tf.maximum(most, report.iterations), arrays
+        most = tf.maximum(most, solved.report.iterations)
+        return (h, c, most), [h, c, z, solved.u, solved.products, solved.report.residual]
 
-    slopes = z[0, :, : GATES * hidden.shape[-1]]
-    like = [hidden, carry, z[0], x[0], slopes, slopes[:, 0]]
-    _, carry, iterations, found = _loop(step, _length(x), (hidden, carry, tf.constant(0)), like)
+    slopes = xw[0, :, : GATES * hidden.shape[-1]]
+    like = [hidden, carry, xw[0], x[0], slopes, slopes[:, 0]]
+    state, found = _loop(step, [xw, mask], (hidden, carry, tf.constant(0)), like)
+    _, carry, iterations = state
     *residuals, residual = found
     report = _report(residual, iterations, equations)
     return Explained((residuals[0], carry), (*residuals, kernels.preconditioner), report)
@@ -210,15 +202,13 @@ def _scan_gradient(tensors: Tensors, constants: Any, equations: Equations) -> Ex
     x, hidden, carry, kernel, recurrent_kernel, _, d_hiddens, d_carry, *saved = tensors
     hiddens, carries, z, u, products, preconditioner = saved
     sqrt_rho, mask, scale = constants
-    steps, kernels = _length(x), _kernels(kernel, sqrt_rho, scale, equations)
+    kernels = _kernels(kernel, sqrt_rho, scale, equations)
     kernels.preconditioner = preconditioner
     c_prev = tf.concat([carry[None], carries[:-1]], 0)
-    inputs = _unstack(d_hiddens, z, c_prev, carries, products, mask)
     recurrent_t = tf.transpose(recurrent_kernel)
 
-    def step(n: tf.Tensor, dh: tf.Tensor, dc: tf.Tensor, most: tf.Tensor, arrays: Any) -> Any:
-        t = steps - 1 - n
-        d_hidden, z, c_prev, c, products, valid = _read(inputs, t)
+    def step(state: Any, d_hidden: tf.Tensor, *given: Any) -> Any:
+        (dh, dc, most), (z, c_prev, c, products, valid) = state, given
         dh += d_hidden
         dh_in, dc_in = _held(valid, (dh, dc), (tf.zeros_like(dh), tf.zeros_like(dc)))
         found = step_cotangent(z, c_prev, c, products, dh_in, dc_in, kernels, equations)
@@ -228,15 +218,18 @@ def _scan_gradient(tensors: Tensors, constants: Any, equations: Equations) -> Ex
         else:
             d_prev = tf.zeros_like(dh), found.c_prev + d_fed
         dh, dc = _held(valid, d_prev, (dh, dc))
-        report = found.report
-        arrays = _write(
-            arrays, t, found.z, found.w, found.slopes_a, found.slopes_c, report.residual
-        )
-        return n + 1, dh, dc, tf.maximum(most, report.iterations), arrays
+        most = tf.maximum(most, found.report.iterations)
+        values = [found.z, found.w, found.slopes_a, found.slopes_c, found.report.residual]
+        return (dh, dc, most), values
 
-    start = tf.zeros_like(hidden), d_carry, tf.constant(0)
-    like = [z[0], x[0], products[0], products[0], z[0, :, 0]]
-    dh, dc, iterations, (dz, w, slopes_a, slopes_c, residual) = _loop(step, steps, start, like)
+    state, found = _loop(
+        step,
+        [d_hiddens, z, c_prev, carries, products, mask],
+        (tf.zeros_like(hidden), d_carry, tf.constant(0)),
+        [z[0], x[0], products[0], products[0], z[0, :, 0]],
+        reverse=True,
+    )
+    (dh, dc, iterations), (dz, w, slopes_a, slopes_c, residual) = state, found
     fed = tf.concat([hidden[None], hiddens[:-1]], 0) if equations.feeds_output else c_prev
     d_fed = gather(_rows(dz), equations.recurrent_blocks)
     d_recurrent = tf.matmul(_rows(fed), d_fed, transpose_a=True)

@@ -65,7 +65,7 @@ class Preconditioner(NamedTuple):
     inverse: tf.Tensor
     needed: tf.Tensor
 
-    def __call__(self, r: tf.Tensor) -> tf.Tensor:
+    def apply(self, r: tf.Tensor) -> tf.Tensor:
         """r -> r M^-1."""
         return tf.cond(self.needed, lambda: r @ self.inverse, lambda: r)
 
@@ -80,10 +80,7 @@ class GateKernels:
     """
 
     def __init__(
-        self,
-        kernel: tf.Tensor,
-        masks: Masks = None,
-        preconditioner: Preconditioner | None = None,
+        self, kernel: tf.Tensor, masks: Masks = None, preconditioner: Preconditioner | None = None
     ):
         self.kernel, self.masks, self.preconditioner = kernel, masks, preconditioner
         self._transposed = tf.transpose(kernel)
@@ -170,7 +167,7 @@ def solve_gates(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: S
         transpose=lambda t: kernels.transpose(slopes * side_by_side(t)),
         solver=solver,
         width=slopes.shape[-1],
-        preconditioner=kernels.preconditioner,
+        preconditioner=kernels.preconditioner and kernels.preconditioner.apply,
     )
 
 
@@ -200,26 +197,14 @@ def new_state_of(z: tf.Tensor, c_prev: tf.Tensor, equations: Equations) -> NewSt
     return NewState(s, gate, slopes[:, : GATES * s.shape[-1]])
 
 
-class Step(NamedTuple):
-    """One time step.
-
-    Attributes:
-        h: the output, (batch, units).
-        solved: the proximal state as `c`, and what the gradient needs.
-    """
-
-    h: tf.Tensor
-    solved: Solved
-
-
 def cell_step(
     z: tf.Tensor,
     c_prev: tf.Tensor,
     kernels: GateKernels,
     equations: Equations,
     valid: tf.Tensor | None = None,
-) -> Step:
-    """One time step from the pre-activations; `prox_step` differentiates.
+) -> tuple[tf.Tensor, Solved]:
+    """h, (batch, units), and the proximal state of one time step; `prox_step` differentiates.
 
     Args:
         z: the pre-activations, (batch, 4 units).
@@ -232,7 +217,7 @@ def cell_step(
     if valid is not None:
         s = tf.where(valid, s, tf.zeros_like(s))
     solved = solve_gates(s, slopes, kernels, equations.solver)
-    return Step(equations.output(solved.c if equations.output_from_prox else s, gate), solved)
+    return equations.output(solved.c if equations.output_from_prox else s, gate), solved
 
 
 class StepCotangent(NamedTuple):

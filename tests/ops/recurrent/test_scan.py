@@ -22,6 +22,7 @@ VARIANTS = {
     "plain": {},
     "wide": {"features": 5, "units": 2},
     "one input": {"features": 1, "units": 3},
+    "few inputs": {"features": 3, "units": 4},
     "masked dropout": {"mask": MASK, "dropout": True},
     "output from prox": {"output_from_prox": True, "mask": MASK},
     "other activations": {"functions": True},

@@ -6,7 +6,13 @@ import tensorflow as tf
 
 from proxnet_tf.ops.recurrent.equations import LSTMEquations
 from proxnet_tf.ops.recurrent.implicit import Solver
-from proxnet_tf.ops.recurrent.step import GateKernels, cell_step, composed_step, prox_step
+from proxnet_tf.ops.recurrent.step import (
+    GateKernels,
+    cell_step,
+    composed_step,
+    prox_step,
+    solve_gates,
+)
 from tests.helpers import prox_recurrent_reference as reference
 from tests.ops.recurrent.cases import (
     BLOCKS,
@@ -20,6 +26,33 @@ from tests.ops.recurrent.cases import (
 )
 
 KINDS = pytest.mark.parametrize("kind", EQUATIONS)
+
+
+def test_a_shared_preconditioner():
+    """It is the inverse of M, and saves iterations where the gates are near rest."""
+    rng = np.random.default_rng(0)
+    s, slopes = rng.normal(size=(8, 24)), rng.normal(size=(8, 72)) * 0.05
+    slopes[:, 48:] += 0.5
+    kernel = rng.normal(size=(16, 72)) * np.logspace(1, -1, 16)[:, None]
+    kernels = GateKernels(tf.constant(kernel))
+    alone = solve_gates(s, slopes, kernels, Solver())
+    kernels.preconditioner = kernels.shared_preconditioner()
+    rest = kernel[:, 48:] / 2
+    inverse = np.linalg.inv(np.eye(16) + rest @ rest.T)
+    np.testing.assert_allclose(kernels.preconditioner.inverse, inverse, atol=1e-8)
+    solved = solve_gates(s, slopes, kernels, Solver())
+    gates = zip(np.split(slopes, 3, axis=1), np.split(kernel, 3, axis=1), strict=True)
+    j = sum(slope[:, :, None] * k.T for slope, k in gates)
+    dense = np.linalg.solve(np.eye(24) + j @ j.transpose(0, 2, 1), s[..., None])[..., 0]
+    np.testing.assert_allclose(solved.c, dense, atol=1e-10)
+    assert solved.report.converged.numpy().all()
+    assert 2 * int(solved.report.iterations) <= int(alone.report.iterations)
+    preconditioner = GateKernels(tf.constant(kernel * 1e-3)).shared_preconditioner()
+    assert not preconditioner.needed
+    np.testing.assert_array_equal(preconditioner.apply(tf.constant(s[:, :16])), s[:, :16])
+    wide = GateKernels(tf.constant(kernel[:, ::3]))
+    masked = GateKernels(tf.constant(kernel), [np.ones((8, 16))])
+    assert wide.shared_preconditioner() is masked.shared_preconditioner() is None
 
 
 # --- the proximal state ---------------------------------------------------------------------------
@@ -125,10 +158,10 @@ def test_a_masked_example_has_nothing_to_solve():
     z, c, kernel = step_problem("LSTM", "plain")[0]
     kernels = GateKernels.of(kernel, LSTMEquations(), 0.8)
     valid = np.array([[True], [False], [True]])
-    found = cell_step(tf.constant(z), c, kernels, LSTMEquations(), valid)
+    h, found = cell_step(tf.constant(z), c, kernels, LSTMEquations(), valid)
     alone = cell_step(tf.constant(z[::2]), c[::2], kernels, LSTMEquations())
-    np.testing.assert_allclose(found.h.numpy()[::2], alone.h, atol=1e-14)
-    np.testing.assert_allclose(found.solved.c.numpy()[::2], alone.solved.c, atol=1e-12)
-    for nothing in (found.solved.c, found.solved.u, found.solved.report.residual):
+    np.testing.assert_allclose(h.numpy()[::2], alone[0], atol=1e-14)
+    np.testing.assert_allclose(found.c.numpy()[::2], alone[1].c, atol=1e-12)
+    for nothing in (found.c, found.u, found.report.residual):
         np.testing.assert_array_equal(nothing[1], 0.0)
-    assert found.solved.report.converged.numpy().all()
+    assert found.report.converged.numpy().all()

@@ -11,7 +11,8 @@ export NO_MKDOCS_2_WARNING ?= 1
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/paper/quietly.py examples/paper/multiview_digits.py \
-		--labels-per-class 2 --methods vanilla prox rrm dccae --seeds 0 1 --pretrain-epochs 100
+		--labels-per-class 2 --methods vanilla prox own rrm dccae --seeds 0 \
+		--pretrain-epochs 100
 
 benchmark: $(VENV)/.installed
 	$(BIN)/python examples/benchmarks/all.py

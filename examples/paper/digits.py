@@ -169,7 +169,8 @@ def correlations(views):
 
 
 def summary(values):
-    return f"{np.mean(values):.2f} +- {np.std(values, ddof=1 if len(values) > 1 else 0):.2f}"
+    spread = f" +- {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.2f}{spread}"
 
 
 def add_data_arguments(parser):

@@ -68,7 +68,7 @@ def test_baseline_and_linear_cca(folder, tmp_path):
     assert tuned["error"] == pytest.approx(100 - tuned["projection"]["score"])
     rows = table_rows((tmp_path / "word_similarity.md").read_text())
     assert rows[1] == ["Baseline", f"{baseline.mean():.1f}", *(f"{v:.1f}" for v in baseline)]
-    assert ["paper: ProxNet", "66.3", "75.4", "69.2"] in [row[:4] for row in rows]
+    assert ["paper: ProxNet", "65.0", "75.4", "69.2"] in [row[:4] for row in rows]
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def test_setting_lam_assigns(case):
     assert type(owner).from_config(owner.get_config()).lam.numpy() == np.float32(first)
     after = outputs(layer, inputs)
     moved = max(np.abs(a - b).max() for a, b in zip(after, before, strict=True))
-    form = getattr(layer, "regularizer", None)
+    form = getattr(layer, "regularizer", None) or getattr(layer, "constraint", None)
     is_projection = isinstance(form, Regularizer) and form.operator.is_set
     assert moved == 0.0 if is_projection else moved > 1e-4
 

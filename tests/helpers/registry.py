@@ -94,6 +94,9 @@ def wide_kernel(dtype):
 class Pull(keras.layers.Layer):
     """An R with a context and with weights of its own: how strongly each entry is pulled."""
 
+    def __init__(self, **kwargs):
+        super().__init__(autocast=False, **kwargs)  # it keeps the dtype of the solver
+
     def build(self, shape):
         self.scale = self.add_weight(name="scale", shape=(shape[-1],), initializer="ones")
         self.built = True

@@ -88,7 +88,7 @@ def test_all_methods_learn(tmp_path):
     for method, found in results.items():
         assert found["4 classes"][0] < 60.0  # chance is 75
         assert ("error_with_layer, 4" in found) == (method in ("prox", "own"))
-    assert results["dcca"]["correlation, 4"][0] > results["vanilla"]["correlation, 4"][0] + 1.0
+    assert results["dcca"]["correlation, 4"][0] > 5.0  # of 20 components
 
 
 @pytest.mark.slow

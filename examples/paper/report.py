@@ -64,6 +64,8 @@ def figure(path, draw, *grid, dpi=120, **options):
 def learning_curves(histories, path):
     """Draws the training loss, and the total correlation before and after the proximal layer.
 
+    Nothing where nothing was trained.
+
     `histories[group][label]` is a list of one `{name: values by epoch}` a seed. A group is a row of
     the figure; lines are means over seeds, bands go from the least to the largest value.
     """
@@ -95,7 +97,8 @@ def learning_curves(histories, path):
         axis.fill_between(epochs, runs.min(0), runs.max(0), alpha=0.15, **style)
 
     size = (10, 1 + 3 * len(histories))
-    figure(path, draw, len(histories), 2, figsize=size, squeeze=False, layout="tight")
+    if histories:
+        figure(path, draw, len(histories), 2, figsize=size, squeeze=False, layout="tight")
 
 
 class Log:

@@ -12,15 +12,31 @@ import keras
 import numpy as np
 import tensorflow as tf
 from labels import draw
-from methods import lam_callbacks
+from methods import NAMES, lam_callbacks
 from report import Log, markdown, mean_and_spread
 
 TUNING_SEED = 100
+# The methods of images and speech, in the order of their tables.
+TITLES = {"vanilla": NAMES["vanilla"], "linear": "linear CCA, then classifier", **NAMES}
 KERNELS = {
     "kernel": keras.initializers.GlorotUniform,
     "recurrent_kernel": keras.initializers.Orthogonal,
 }
 WORST = 100.0  # validation error of a training that did not end with finite numbers
+
+
+def spaces(rate, ridge, weight, lam, methods):
+    """What is searched for each of the methods of images and speech, from the ranges."""
+    all_of_them = {
+        "vanilla": {"lr": rate},
+        "linear": {"lr2": rate, "ridge": (1e-3, 10.0)},
+        "dcca": {"lr": rate, "lr2": rate, "ridge": ridge},
+        "dccae": {"lr": rate, "lr2": rate, "ridge": ridge, "reconstruction": (3e-2, 10.0)},
+        "rrm": {"lr": rate, "ridge": ridge, "weight": weight},
+        "prox": {"lr": rate, "ridge": ridge, "lam": lam, "rise": (3.0, 300.0)},
+        "own": {"lr": rate, "ridge": ridge, "lam": lam, "weight": weight},
+    }
+    return {name: space for name, space in all_of_them.items() if name in methods}
 
 
 def draw_settings(space, count):

@@ -13,7 +13,7 @@ characters, 60 pairs of each to train, 15 to choose settings, 25 to test, all la
 the seed deals out all but the test pairs, initial weights and batches. 288 steps (24 epochs).
 
 The protocol, written before the first run: for every method `--trials` settings, a Latin hypercube
-of `SPACES` (learning rates are the same for all), trained with seed 100 and judged on validation
+of `spaces` (learning rates are the same for all), trained with seed 100 and judged on validation
 pairs: those of `labels.py`, or a fifth of the training pairs at the first of `--classes`. The best
 one is used for every number of classes. ProxNet is as published, lam rising linearly to `rise`
 times its first value; "ProxCCA with its envelope" has a constant lam. DCCA and DCCAE train encoders
@@ -48,13 +48,12 @@ from images import (
 from keras import layers
 from labels_data import load as load_glyphs
 from labels_data import part_of
-from methods import NAMES, TWO_STAGES, assemble
+from methods import TWO_STAGES, assemble
 from report import learning_curves, markdown, mean_and_spread, positive, write
-from search import Kept, Study, scheduled
+from search import TITLES, Kept, Study, scheduled, spaces
 
 from proxnet_tf import DCCA, CanonicalCorrelation, LinearCCA
 
-TITLES = {"vanilla": NAMES["vanilla"], "linear": "linear CCA, then classifier", **NAMES}
 GLYPHS = len(CHARACTERS)
 PAPER = {  # test error, %
     "vanilla": {20: "18.7 ± 1.1", 50: "24.8 ± 0.9", 100: "30.9 ± 0.5", 125: "31.8 ± 0.5"},
@@ -65,15 +64,6 @@ PAPER = {  # test error, %
 }
 RATE = (3e-3, 0.1)  # see --rates
 RIDGE, WEIGHT, LAM = (1e-3, 1.0), (1e-2, 10.0), (3e-2, 30.0)
-SPACES = {
-    "vanilla": {"lr": RATE},
-    "linear": {"lr2": RATE, "ridge": (1e-3, 10.0)},
-    "dcca": {"lr": RATE, "lr2": RATE, "ridge": RIDGE},
-    "dccae": {"lr": RATE, "lr2": RATE, "ridge": RIDGE, "reconstruction": (3e-2, 10.0)},
-    "rrm": {"lr": RATE, "ridge": RIDGE, "weight": WEIGHT},
-    "prox": {"lr": RATE, "ridge": RIDGE, "lam": LAM, "rise": (3.0, 300.0)},
-    "own": {"lr": RATE, "ridge": RIDGE, "lam": LAM, "weight": WEIGHT},
-}
 
 
 def make_linear(shapes, predictors):
@@ -260,7 +250,7 @@ def parse(arguments=None):
         "--pairs", type=positive, default=100, help="a class, 80 %% of them to train"
     )
     parser.add_argument("--classes", nargs="+", type=positive, default=[20])
-    parser.add_argument("--methods", nargs="+", choices=SPACES, default=list(SPACES))
+    parser.add_argument("--methods", nargs="+", choices=TITLES, default=list(TITLES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument(
         "--backbone",
@@ -305,11 +295,7 @@ def main(arguments=None):
     study = Study(
         options.output,
         {name: getattr(options, name) for name in size},
-        {
-            method: {n: tuple(options.rates) if ends is RATE else ends for n, ends in space.items()}
-            for method, space in SPACES.items()
-            if method in options.methods
-        },
+        spaces(tuple(options.rates), RIDGE, WEIGHT, LAM, options.methods),
         options.trials,
         options.seeds,
         options.classes,
@@ -321,9 +307,7 @@ def main(arguments=None):
         write(options.output / "sketchy.md", table(study, options))
 
     study.run(save)
-    histories = study.histories(TITLES)
-    if histories:
-        learning_curves(histories, options.output / "sketchy.png")
+    learning_curves(study.histories(TITLES), options.output / "sketchy.png")
     print(table(study, options), end="")
     return study.results()
 

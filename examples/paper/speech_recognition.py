@@ -13,7 +13,7 @@ by side. A mini-batch holds sequences of similar length. Noise is a share of ano
 acoustics, added to a sequence's own, in training and test.
 
 The protocol, written before the first run: for every method `--trials` settings, a Latin hypercube
-of `SPACES` (learning rates are the same for all), trained in the first of `--modes` with the
+of `spaces` (learning rates are the same for all), trained in the first of `--modes` with the
 largest noise on the first 80 % of the training utterances and judged on the others; the best one is
 used in every mode and with every noise. All seeds of one mode come before the next. ProxNet is as
 published, lam rising linearly to `rise` times its first value; "ProxCCA with its envelope" has a
@@ -37,15 +37,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.layers import LSTM, Dense
-from methods import NAMES, TWO_STAGES, assemble
+from methods import TWO_STAGES, assemble
 from padded import WithMask, by_length
 from readers.speech import cut_utterances, load_articulatory_speech, split_utterances
 from report import learning_curves, positive, write
-from search import Kept, Study, scheduled
+from search import TITLES, Kept, Study, scheduled, spaces
 
 from proxnet_tf import DCCA, LinearCCA
 
-TITLES = {"vanilla": NAMES["vanilla"], "linear": "linear CCA, then classifier", **NAMES}
 MODES = {"logit-avg": "average", "acoustic": 0}  # what predicts
 BLANK = 40
 BUCKET = 50  # time steps: a mini-batch is as long as its longest sequence, rounded up to these
@@ -59,15 +58,6 @@ PAPER = {  # PER by noise: acoustic, logit-avg
 
 RATE = (6e-3, 3e-2)  # after a look at Vanilla's validation error, 32 % at 0.011; see --rates
 RIDGE, WEIGHT, LAM = (1e-4, 0.3), (1e-2, 1.0), (3e-2, 10.0)
-SPACES = {
-    "vanilla": {"lr": RATE},
-    "linear": {"lr2": RATE, "ridge": (1e-3, 10.0)},
-    "dcca": {"lr": RATE, "lr2": RATE, "ridge": RIDGE},
-    "dccae": {"lr": RATE, "lr2": RATE, "ridge": RIDGE, "reconstruction": (3e-2, 10.0)},
-    "rrm": {"lr": RATE, "ridge": RIDGE, "weight": WEIGHT},
-    "prox": {"lr": RATE, "ridge": RIDGE, "lam": LAM, "rise": (3.0, 300.0)},
-    "own": {"lr": RATE, "ridge": RIDGE, "lam": LAM, "weight": WEIGHT},
-}
 
 
 def normalize(sequences, reference):
@@ -337,7 +327,7 @@ def parse(arguments=None):
     parser.add_argument("--frames", type=positive, default=60, help="of a sequence; paper: 1000")
     parser.add_argument("--stack", type=positive, default=4, help="frames of a step; paper: 1")
     parser.add_argument("--noises", nargs="+", type=float, default=[0.5])
-    parser.add_argument("--methods", nargs="+", choices=SPACES, default=list(SPACES))
+    parser.add_argument("--methods", nargs="+", choices=TITLES, default=list(TITLES))
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--trials", type=positive, default=2, help="settings tried per method")
@@ -365,11 +355,7 @@ def main(arguments=None):
     study = Study(
         options.output,
         {name: getattr(options, name) for name in size},
-        {
-            method: {n: tuple(options.rates) if ends is RATE else ends for n, ends in space.items()}
-            for method, space in SPACES.items()
-            if method in options.methods
-        },
+        spaces(tuple(options.rates), RIDGE, WEIGHT, LAM, options.methods),
         options.trials,
         options.seeds,
         conditions,

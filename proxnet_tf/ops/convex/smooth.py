@@ -129,7 +129,7 @@ def smooth_prox(
     if projection is None:
         z, more = _newton(evaluate, gradient, z, fixed_lam, scale, tolerance, max_iterations)
         iterations += more
-    z = tf.stop_gradient(_finite_or(z, origin))
+    z = tf.stop_gradient(z)
     residual = tf.stop_gradient(evaluate(z)[2])
     point = _differentiable_point(gradient, project, z, x, lam, max_iterations, observer)
     return ProxSolution(point, Report(residual, iterations, residual <= scalar(tolerance, x.dtype)))

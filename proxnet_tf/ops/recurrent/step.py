@@ -76,13 +76,12 @@ class GateKernels:
     Args:
         kernel: the K_k side by side, (features, 3 units).
         masks: of the input, each (batch, features), see `masked_product`.
-        preconditioner: of `shared_preconditioner`, or `None`.
     """
 
-    def __init__(
-        self, kernel: tf.Tensor, masks: Masks = None, preconditioner: Preconditioner | None = None
-    ):
-        self.kernel, self.masks, self.preconditioner = kernel, masks, preconditioner
+    preconditioner: Preconditioner | None = None  # of `shared_preconditioner`, for many steps
+
+    def __init__(self, kernel: tf.Tensor, masks: Masks = None):
+        self.kernel, self.masks = kernel, masks
         self._transposed = tf.transpose(kernel)
 
     def shared_preconditioner(self) -> Preconditioner | None:

@@ -84,7 +84,7 @@ def run(folder, options):
 @pytest.mark.slow
 def test_all_methods_learn(tmp_path):
     results = run(tmp_path, "")
-    assert list(results) == list(sketchy.SPACES)
+    assert list(results) == list(sketchy.TITLES)
     for method, found in results.items():
         assert found["4 classes"][0] < 60.0  # chance is 75
         assert ("error_with_layer, 4" in found) == (method in ("prox", "own"))

@@ -163,7 +163,7 @@ def run(tmp_path, more):
 @pytest.mark.slow
 def test_every_method_learns_in_both_modes(tmp_path):
     results = run(tmp_path, "--noises 0.2 --seeds 0 --epochs 30 --trials 1 --rates 0.019 0.021")
-    assert list(results) == list(example.SPACES)
+    assert list(results) == list(example.TITLES)
     columns = ["noise 0.2, logit-avg", "noise 0.2, acoustic"]
     for found in results.values():
         assert all(found[column][0] < 70.0 for column in columns)  # 100 for an empty answer

@@ -240,9 +240,9 @@ def draw(errors, path):
             axis.minorticks_off()
             axis.grid(alpha=0.3)
         axes[0][0].set_ylabel("test error, %")
-        axes[0][0].legend(fontsize=7)
+        axes[0][0].legend(fontsize=9)
 
-    size = (1 + 4 * len(pairs), 3.6)
+    size = (1 + 4 * len(pairs), 4.2)
     figure(path, fill, 1, len(pairs), figsize=size, squeeze=False, layout="constrained", dpi=90)
 
 

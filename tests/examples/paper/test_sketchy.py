@@ -87,8 +87,9 @@ def test_all_methods_learn(tmp_path):
     assert list(results) == list(sketchy.TITLES)
     for method, found in results.items():
         assert found["4 classes"][0] < 60.0  # chance is 75
+        # Of 20 components and 80 test pairs; 9 of it comes by chance, so methods do not differ.
+        assert 0.0 < found["correlation, 4"][0] < 20.0
         assert ("error_with_layer, 4" in found) == (method in ("prox", "own"))
-    assert results["dcca"]["correlation, 4"][0] > 5.0  # of 20 components
 
 
 @pytest.mark.slow

@@ -26,11 +26,13 @@ test-slow: $(VENV)/.installed
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS="-c constraints-oldest.txt"
 
-# Builds the wheel, installs it without the checkout into an environment of its own, and uses it.
-wheel:
+# Builds the source archive and from it the wheel, checks what a package index would show, installs
+# the wheel without the checkout into an environment of its own, and uses it.
+wheel: $(VENV)/.installed
 	rm -rf build
+	$(BIN)/python -m build --outdir build/wheel >/dev/null
+	$(BIN)/twine check --strict build/wheel/*
 	$(PYTHON) -m venv build/wheel/venv
-	build/wheel/venv/bin/python -m pip wheel -qq --no-deps --wheel-dir build/wheel .
 	build/wheel/venv/bin/python -m pip install -qq build/wheel/*.whl
 	cd build/wheel && venv/bin/python -I ../../.ci/use_wheel.py
 

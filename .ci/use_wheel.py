@@ -5,6 +5,7 @@ python -I use_wheel.py FOLDER      # an unpacked wheel, before what is installed
 """
 
 import importlib
+import importlib.metadata
 import pkgutil
 import sys
 import warnings
@@ -22,6 +23,8 @@ root = Path(proxnet_tf.__file__).parent
 assert not (root.parent / "pyproject.toml").exists(), f"{root} is the checkout"
 assert not sys.argv[1:] or root.parent == Path(sys.argv[1]), root
 assert (root / "py.typed").exists()
+description = importlib.metadata.metadata("proxnet-tf").get_payload()
+assert "# proxnet_tf" in description and "](docs/" not in description, "dead links on an index"
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of other packages
     for module in pkgutil.walk_packages(proxnet_tf.__path__, "proxnet_tf."):

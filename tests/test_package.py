@@ -55,7 +55,7 @@ def test_version_has_one_source():
 def unpacked(tmp_path_factory):
     """A wheel built from a copy of the checkout, and the folder it is unpacked in."""
     source, target = (tmp_path_factory.mktemp(name) for name in ("source", "target"))
-    for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.cfg", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for folder in ("proxnet_tf", "examples", "tests"):
         shutil.copytree(ROOT / folder, source / folder)

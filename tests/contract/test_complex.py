@@ -47,7 +47,6 @@ CALLS = {
     "retrieval, weights": lambda: RecallAtK().update_state(None, ROWS, np.ones(9) + 0j),
     "loss": lambda: CCALoss(1, split=(2, 2))(None, ROWS + 0j),
     "landmarks": lambda: ProxKernelFeatures("gaussian", landmarks=LEFT + 0j),
-    "adapt": lambda: ProxKernelFeatures("gaussian", num_landmarks=3).adapt(LEFT + 0j),
     "points": lambda: Invariance("graph_laplacian", points=LEFT + 0j),
     "matrix": lambda: Regularizer("quadratic", matrix=np.eye(2) + 0j),
     "lam assigned": lambda: Prox("l1").lam.assign(np.complex64(1)),

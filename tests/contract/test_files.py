@@ -4,9 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from proxnet_tf import ProxKernelFeatures
 from tests.helpers.layer_checks import assert_same, head, map_inputs, randomize, symbolic
-from tests.helpers.registry import LAYERS, SEQUENCES, layers, register, takes_views
+from tests.helpers.registry import LAYERS, layers, register, takes_views
 
 
 @register
@@ -118,27 +117,3 @@ def test_inside_time_distributed(name, tmp_path):
     assert_same(found, np.stack([np.asarray(w) for w in wanted], 1))
     model.save(tmp_path / "model.keras")
     assert_same(keras.saving.load_model(tmp_path / "model.keras")(np.stack(slices, 1)), found)
-
-
-@pytest.mark.parametrize("place", ["functional", "subclassed", "time distributed"])
-def test_what_adapt_found_is_in_the_weights(place, tmp_path):
-    rows = SEQUENCES.reshape(-1, SEQUENCES.shape[-1])
-
-    def make(adapted=False):
-        layer = ProxKernelFeatures("gaussian", num_landmarks=4, lam=0.3)
-        if adapted:
-            layer.adapt(rows)
-        if place == "subclassed":
-            model = Subclassed(layer)
-            model(keras.Input(SEQUENCES.shape[1:]))  # Keras builds what is inside by a call only
-            return model
-        inputs = keras.Input(SEQUENCES.shape[1:])
-        outer = keras.layers.TimeDistributed(layer) if place == "time distributed" else layer
-        return keras.Model(inputs, outer(inputs))
-
-    model = make(adapted=True)
-    check_files(model, make(), SEQUENCES, tmp_path)
-    if place != "subclassed":
-        clone = keras.models.clone_model(model)
-        clone.set_weights(model.get_weights())
-        assert_same(clone(SEQUENCES), model(SEQUENCES))

@@ -420,10 +420,9 @@ CONFIGURED = {
     ),
     "ProxKernelFeatures, kernel": lambda: ProxKernelFeatures(
         wide_kernel,
-        num_landmarks=4,
+        landmarks=LANDMARKS,
         kernel_options={"length_scale": 0.9},
         invariances=Invariance("graph_laplacian", points=LANDMARKS, num_neighbors=2),
-        seed=3,
         monitor="r",
     ),
     "ProxDropout, monitored": lambda: ProxDropout(monitor="r"),

@@ -1,6 +1,5 @@
 """`ProxKernelFeatures`: contract, agreement with the exact kernels, the P1/P2 identity."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -25,36 +24,6 @@ def make_cubic(dtype):
 def features(**arguments):
     defaults = dict(landmarks=DATA[:12], kernel_options=GAUSSIAN, dtype="float64")
     return ProxKernelFeatures("gaussian", **{**defaults, **arguments})
-
-
-def test_adapt():
-    """From batches as from an array; the seed decides."""
-    adapted = []
-    options = dict(num_landmarks=8, kernel_options=GAUSSIAN, lam=0.3)
-    batches = tf.data.Dataset.from_tensor_slices(DATA).batch(7)
-    for data, seed in ((batches, 0), (DATA, 0), (DATA, 1)):
-        layer = ProxKernelFeatures("gaussian", seed=seed, **options)
-        layer.adapt(data)
-        assert not layer.trainable_variables
-        adapted.append(layer(DATA[:5]).numpy())
-    np.testing.assert_allclose(adapted[1], adapted[0], atol=1e-6)
-    assert np.abs(adapted[2] - adapted[0]).max() > 1e-3
-
-
-def unadapted(**arguments):
-    return ProxKernelFeatures("gaussian", num_landmarks=5, kernel_options=GAUSSIAN, **arguments)
-
-
-def test_an_unadapted_layer_is_refused_wherever_it_runs():
-    x = DATA[:3].astype("float32")
-    with pytest.raises(ValueError, match="must be adapted first"):
-        unadapted()(x)
-    model = keras.Sequential([keras.Input((2,)), unadapted(), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="must be adapted first"):
-        model.fit(x, x[:, :1], verbose=0)
-    model.layers[0].adapt(DATA)
-    assert np.isfinite(model.fit(x, x[:, :1], verbose=0).history["loss"]).all()
 
 
 @pytest.mark.parametrize("power", [-1.0, -0.5])
@@ -161,9 +130,7 @@ def test_lam_moves_between_plain_and_flat_features():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: ProxKernelFeatures("gaussian"), "one of them"),
-        (lambda: ProxKernelFeatures("gausian", num_landmarks=2), "psd_kernels"),
-        (lambda: ProxKernelFeatures("gaussian", num_landmarks=0), "num_landmarks"),
+        (lambda: ProxKernelFeatures("gausian", landmarks=DATA), "psd_kernels"),
         (lambda: features(power=-2.0), "`power` must be -1.0 or -0.5"),
         (lambda: features(lam=-1.0), "lam"),
         (lambda: features(invariances=["gradient_variation"], power=-0.5), "power=-1"),
@@ -174,24 +141,15 @@ def test_lam_moves_between_plain_and_flat_features():
         (lambda: features(kernel_options={"length_scale": 0.0}), "numbers that Exponentiated"),
         (lambda: features(kernel_options={"length_scale": "wide"}), "`length_scale` must be a fin"),
         (lambda: features(kernel_options={"wide": 0.3}), "numbers that Exponentiated.*'wide': 0.3"),
-        (lambda: ProxKernelFeatures("Constant", num_landmarks=2), "psd_kernels.*Received"),
-        (lambda: ProxKernelFeatures("__name__", num_landmarks=2), "psd_kernels.*Received"),
-        (lambda: ProxKernelFeatures(None, num_landmarks=2), "psd_kernels.*Received"),
+        (lambda: ProxKernelFeatures("Constant", landmarks=DATA), "psd_kernels.*Received"),
+        (lambda: ProxKernelFeatures("__name__", landmarks=DATA), "psd_kernels.*Received"),
+        (lambda: ProxKernelFeatures(None, landmarks=DATA), "psd_kernels.*Received"),
         (lambda: features(invariances=None), r"`invariances` must be .*\(\) for none.*None"),
         (lambda: features(invariances=[3]), r"`invariances` must be a name .*\[3\]"),
-        (lambda: features()(np.zeros((2, 3))), "3 features"),
-        (lambda: features().adapt(DATA), "nothing to draw"),
-        (lambda: ProxKernelFeatures("gaussian", num_landmarks=40).adapt(DATA), "at least"),
-        (lambda: ProxKernelFeatures("gaussian", num_landmarks=4)(DATA), "adapt"),
+        (lambda: features()(np.zeros((2, 3))), r"landmarks' 2 features.*\(2, 3\)"),
         (lambda: Invariance("graph_laplacian", num_neighbors=0), "num_neighbors"),
     ],
 )
 def test_bad_input_says_what_and_how(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_adapt_takes_batches_of_x_alone():
-    data = tf.data.Dataset.from_tensor_slices((np.eye(7, 2), np.arange(7))).batch(4)
-    with pytest.raises(ValueError, match="batches of x alone"):
-        ProxKernelFeatures("gaussian", num_landmarks=3).adapt(data)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.checks import HasLam, at_least_float32, check_integer, check_number
+from proxnet_tf.checks import HasLam, at_least_float32, check_number
 from proxnet_tf.layers.kernels.invariance import Invariance, finite_matrix
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.ops import kernels
@@ -32,13 +32,11 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
     Args:
         kernel: name of a kernel in `tfp.math.psd_kernels`, or "gaussian", "laplace"; or a
             registered callable (dtype) -> kernel. Derivatives need a twice differentiable one.
-        num_landmarks: how many landmarks `adapt` draws from the data, >= 1; or
-        landmarks: the (m, d) landmarks themselves, then no `adapt` is needed.
+        landmarks: (m, d) array of points, such as some rows of the training data.
         kernel_options: the kernel's arguments, {"length_scale": 0.3} for instance.
         invariances: names or `Invariance` objects; ("gradient_flatness",) by default, () for none.
         lam: > 0; 1 by default; large: plain features. A variable that `LambdaSchedule` drives.
         power: -1 (the default) or -0.5.
-        seed: of the draw of landmarks; 0 by default.
         monitor: True for the metric `unsolved` of the solves for a "gradient_variation" and of
             their gradients (zero without one, where all is closed form). "all" adds `residual`,
             `iterations` and `backward_residual`; another string is a prefix of the names. False by
@@ -49,20 +47,18 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         inputs: (batch, ..., d).
 
     Output:
-        (batch, ..., number of landmarks) in the layer's compute dtype; smooth in the inputs.
+        (batch, ..., m) in the layer's compute dtype; smooth in the inputs.
 
     The landmarks and all that follows from them are weights: they are saved, loaded and set like
-    those of any layer, and a layer whose weights were loaded needs no `adapt`.
+    those of any layer.
 
     Raises:
-        ValueError: an unknown kernel, neither or both of the landmarks' arguments, a value out of
-            range, too few data in `adapt`, a call before `adapt` (in a graph a
-            `tf.errors.InvalidArgumentError` when it runs).
+        ValueError: an unknown kernel, a value out of range, landmarks of another width than the
+            inputs.
 
     Example:
-        >>> features = ProxKernelFeatures("gaussian", num_landmarks=3, lam=0.1,
-        ...                               kernel_options={"length_scale": 0.3})
-        >>> features.adapt([[0.0, 0.0], [0.5, 1.0], [1.0, 0.0], [2.0, 2.0]])
+        >>> features = ProxKernelFeatures("gaussian", lam=0.1, kernel_options={"length_scale": 0.3},
+        ...                               landmarks=[[0.0, 0.0], [0.5, 1.0], [1.0, 0.0]])
         >>> features(tf.constant([[0.2, 0.1]])).shape
         TensorShape([1, 3])
 
@@ -73,29 +69,18 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         self,
         kernel: str | Callable[[tf.DType], Any],
         *,
-        num_landmarks: int | None = None,
-        landmarks: Any = None,
+        landmarks: Any,
         kernel_options: dict[str, float] | None = None,
         invariances: Any = ("gradient_flatness",),
         lam: float = 1.0,
         power: float = -1.0,
-        seed: int = 0,
         monitor: bool | str = False,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
-        if (num_landmarks is None) == (landmarks is None):
-            raise ValueError(
-                "ProxKernelFeatures needs `num_landmarks` or `landmarks`, one of them. Received: "
-                f"num_landmarks={num_landmarks!r} and landmarks "
-                f"{'given' if landmarks is not None else 'not given'}"
-            )
         self.kernel = kernel
         self.kernel_options = dict(kernel_options or {})
-        self.num_landmarks = (
-            None if num_landmarks is None else check_integer("num_landmarks", num_landmarks)
-        )
-        self.landmarks = None if landmarks is None else finite_matrix("landmarks", landmarks)
+        self.landmarks = finite_matrix("landmarks", landmarks)
         self.invariances = [
             Invariance(i) if isinstance(i, str) else i for i in _listed(invariances)
         ]
@@ -104,7 +89,6 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         self.power = float(power)
         if self.power != -1.0 and not all(i.quadratic for i in self.invariances):
             raise ValueError("A 'gradient_variation' has a proximal map only: use power=-1.")
-        self.seed = check_integer("seed", seed, at_least=0)
         self.monitor = check_monitor(monitor)
         self.supports_masking = True
         self.supports_jit = False  # the kernels of TensorFlow Probability
@@ -113,8 +97,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
             self, self.monitor, advice="Raise `lam`, or the `smoothing` of the gradient variation."
         )
         self._kernel(tf.float32, validate_args=True)  # an unknown name or option raises here
-        self._constants = [] if self.landmarks is None else self._prepare(self.landmarks)
-        self._count = self.num_landmarks or len(self._constants[0])
+        self._constants = self._prepare()
 
     def _kernel(self, dtype: tf.DType, validate_args: bool = False) -> Any:
         """The kernel with its parameters in `dtype`."""
@@ -145,75 +128,37 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
             ) from error
 
     def build(self, input_shape: Any) -> None:
-        count, size = self._count, input_shape[-1]
-        if size is None:
+        size = input_shape[-1]
+        if size != self.landmarks.shape[1]:
             raise ValueError(
-                "ProxKernelFeatures needs dense inputs of a known last axis. Received: inputs of "
-                f"the shape {tuple(input_shape)}"
+                "ProxKernelFeatures needs dense inputs whose last axis has the landmarks' "
+                f"{self.landmarks.shape[1]} features. Received: inputs of the shape "
+                f"{tuple(input_shape)}"
             )
-        shapes = {
-            "landmarks": (count, size),
-            "whitening": (count, count),
-            # Zt Zt^T of the quadratic invariances = basis diag(spectrum) basis^T
-            "basis": (count, count),
-            "spectrum": (count,),
-        }
-        for index, invariance in enumerate(self.invariances):
-            if not invariance.quadratic:
-                shapes[f"representers_{index}"] = (count, invariance.count(count, size))
-        # Given landmarks are initial values: Keras may put the making of a weight off.
-        initial: list[Any] = [None] * len(shapes)
-        if self._constants:
-            self._check_size(self._constants[0], size)
-            initial = self._constants
+        names = ["landmarks", "whitening", "basis", "spectrum"]
+        names += [f"representers_{i}" for i in range(len(self._constants) - len(names))]
+        # Initial values: Keras may put the making of a weight off.
         weights = [
             self.add_weight(
                 name=name,
-                shape=shape,
-                initializer="zeros" if value is None else _constant(value),
+                shape=value.shape,
+                initializer=_constant(value),
                 trainable=False,
                 dtype=at_least_float32(self.variable_dtype).name,
                 autocast=False,
             )
-            for (name, shape), value in zip(shapes.items(), initial, strict=True)
+            for name, value in zip(names, self._constants, strict=True)
         ]
         self._points, self._whitening, self._basis, self._spectrum, *self._variations = weights
         self.input_spec = keras.InputSpec(min_ndim=2, axes={-1: size})
         self.built = True
 
-    def adapt(self, data: Any) -> None:
-        """Draws the landmarks from `data`, an array (n, d) or a `tf.data.Dataset` of batches.
+    def _prepare(self) -> list[np.ndarray]:
+        """Everything that depends neither on the input nor on lam, in float64.
 
-        Call it before the layer is used, as with `keras.layers.Normalization`.
+        Zt Zt^T of the quadratic invariances = basis diag(spectrum) basis^T.
         """
-        if isinstance(data, tf.data.Dataset):
-            if isinstance(data.element_spec, tuple | list | dict):
-                raise ValueError(
-                    "`data` must have batches of x alone. Received batches of the structure "
-                    f"{tf.nest.map_structure(lambda part: part.shape, data.element_spec)}; "
-                    "map them, `data.map(lambda x, y: x)`."
-                )
-            data = np.concatenate(list(data.as_numpy_iterator()))
-        data = finite_matrix("data", data)
-        if self.landmarks is not None:
-            raise ValueError("The landmarks were given: `adapt` has nothing to draw.")
-        if len(data) < self._count:
-            raise ValueError(
-                f"`adapt` needs at least num_landmarks={self._count} rows. Received: "
-                f"{len(data)}; pass more data or a smaller num_landmarks."
-            )
-        if not self.built:
-            self.build((None, data.shape[1]))
-        rng = np.random.default_rng(self.seed)
-        drawn = data[rng.permutation(len(data))[: self._count]]
-        self._check_size(drawn, self._points.shape[1])
-        weights = [self._points, self._whitening, self._basis, self._spectrum, *self._variations]
-        for weight, value in zip(weights, self._prepare(drawn), strict=True):
-            weight.assign(value.astype(weight.dtype))
-
-    def _prepare(self, landmarks: np.ndarray) -> list[np.ndarray]:
-        """Everything that depends neither on the input nor on lam, in float64."""
-        kernel = self._kernel(tf.float64)
+        kernel, landmarks = self._kernel(tf.float64), self.landmarks
         # Smaller eigenvalues of K_W would only amplify the rounding of k_W(x).
         double = at_least_float32(self.compute_dtype) == tf.float64
         whitening = kernels.nystroem(kernel, landmarks, 1e-12 if double else 1e-6)
@@ -231,27 +176,6 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         constants = [landmarks, whitening, basis, tf.maximum(spectrum, 0), *variations]
         return [np.asarray(c) for c in constants]
 
-    def _check_size(self, landmarks: np.ndarray, size: int) -> None:
-        if landmarks.shape[1] != size:
-            raise ValueError(
-                f"The landmarks must have the input's {size} features. Received: shape "
-                f"{landmarks.shape}"
-            )
-
-    def _ready(self, whitening: tf.Tensor) -> list[tf.Operation]:
-        """What raises unless the landmarks were drawn, given, loaded or set."""
-        message = (
-            "ProxKernelFeatures must be adapted first: call layer.adapt(data), or load weights."
-        )
-        if self.landmarks is not None:
-            return []
-        ready = tf.reduce_any(whitening != 0)
-        if not tf.executing_eagerly():
-            return [tf.debugging.Assert(ready, [message])]
-        if not ready:
-            raise ValueError(message)
-        return []
-
     def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
         dtype = at_least_float32(self.compute_dtype)
         rows = as_rows(tf.cast(check_real("The input", inputs), dtype))
@@ -259,8 +183,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
             tf.cast(v, dtype) for v in (self._points, self._whitening, self._basis, self._spectrum)
         )
         lam = self.lam_in(dtype)
-        with tf.control_dependencies(self._ready(whitening)):
-            plain = tf.matmul(self._kernel(dtype).matrix(rows, points), whitening)
+        plain = tf.matmul(self._kernel(dtype).matrix(rows, points), whitening)
         if self._variations:
             found = self._solve(plain, basis, spectrum, lam, training)
             features, report = found.point, found.report
@@ -309,7 +232,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         return self._monitor.status
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        return (*input_shape[:-1], self._count)
+        return (*input_shape[:-1], len(self.landmarks))
 
     def get_config(self) -> dict[str, Any]:
         kernel = self.kernel
@@ -318,13 +241,11 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
             "kernel": kernel
             if isinstance(kernel, str)
             else keras.saving.serialize_keras_object(kernel),
-            "num_landmarks": self.num_landmarks,
-            "landmarks": None if self.landmarks is None else self.landmarks.tolist(),
+            "landmarks": self.landmarks.tolist(),
             "kernel_options": self.kernel_options,
             "invariances": [keras.saving.serialize_keras_object(i) for i in self.invariances],
             "lam": self.initial_lam,
             "power": self.power,
-            "seed": self.seed,
             "monitor": self.monitor,
         }
 

@@ -75,11 +75,6 @@ class Invariance:
             return kernels.graph_laplacian(points, adjacency)
         return kernels.Functionals(points, derivative=True)
 
-    def count(self, num_landmarks: int, size: int) -> int:
-        """The number of representers."""
-        points = num_landmarks if self.points is None else len(self.points)
-        return points if self.kind == "graph_laplacian" else points * size
-
     def get_config(self) -> dict[str, Any]:
         """Every argument."""
         return {

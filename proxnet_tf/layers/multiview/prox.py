@@ -1,5 +1,6 @@
 """Proximal layers for views of the same thing: ProxCCA and ProxGCCA."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from proxnet_tf.checks import HasLam, at_least_float32, check_choice, check_numb
 from proxnet_tf.layers.monitor import Monitor, check_monitor
 from proxnet_tf.layers.multiview.base import MultiviewLayer
 from proxnet_tf.layers.multiview.views import Border, Views
-from proxnet_tf.ops.linear.report import Observer, Report
+from proxnet_tf.ops.linear.report import Observer
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
 from proxnet_tf.ops.multiview.finite_difference import by_finite_difference
 from proxnet_tf.ops.multiview.gram import Sample, apply_step, gram_of, masked
@@ -102,20 +103,22 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         if training or self.inference == "batch":
             output = self._solve(views, training)
         else:
-            output = self._apply_moving(views) if self.inference == "moving" else views.rows
+            output = views.rows
+            if self.inference == "moving":
+                step = self.moving_map - tf.eye(*self.moving_map.shape, dtype=self.moving_map.dtype)
+                output = apply_step(views.rows, views.valid, self.moving_mean, step)
             if self._monitor:
-                self._watch(views, output)
+                for name, rows in (("correlation_before", views.rows), ("correlation", output)):
+                    sample = gram_of(rows, views.valid, self.border.all_reduce)
+                    found = correlations_of_gram(views.correlation, sample, self.epsilon)
+                    self._monitor.watch(name, tf.reduce_sum(found), sample.count)
         return views.leave(output, self.compute_dtype)
 
     def _solve(self, views: Views, training: bool) -> tf.Tensor:
         lam, observer = self.lam_in(tf.float64), self._monitor.backward(training)
-        output, sample, found = self._moved(views, lam, observer)
+        output, sample, found = self._moved(views, lam, views.rows, observer)
         if self.gradient == "finite_difference":
-
-            def prox(rows: tf.Tensor) -> tuple[tf.Tensor, Report]:
-                output, _, found = self._moved(views._replace(rows=rows), lam)
-                return output, found.report
-
+            prox = functools.partial(self._moved, views, lam)
             output = by_finite_difference(output, prox, views.rows, views.valid, observer)
         if training:
             if self.weight:
@@ -138,20 +141,20 @@ class _MultiviewProx(HasLam, MultiviewLayer):
         return output
 
     def _moved(
-        self, views: Views, lam: tf.Tensor, observer: Observer | None = None
+        self, views: Views, lam: tf.Tensor, rows: tf.Tensor, observer: Observer | None = None
     ) -> tuple[tf.Tensor, Sample, Map]:
-        """P = X + (X - m)(M - I), rows that lack a view unchanged, and what it is made of."""
-        sample = gram_of(views.rows, views.valid, self.border.all_reduce)
+        """P = X + (X - m)(M - I) of the rows X, and what it is made of."""
+        sample = gram_of(rows, views.valid, self.border.all_reduce)
         found = map_of_gram(
             views.correlation,
             sample,
             lam,
             self.epsilon,
             self.solver,
-            dtype=views.rows.dtype,
+            dtype=rows.dtype,
             observer=observer,
         )
-        return apply_step(views.rows, views.valid, sample.mean, found.step), sample, found
+        return apply_step(rows, views.valid, sample.mean, found.step), sample, found
 
     def _update_moving(self, sample: Sample, found: Map) -> None:
         """Moves the mean and the linear map towards those of a batch that has two rows or more.
@@ -178,20 +181,6 @@ class _MultiviewProx(HasLam, MultiviewLayer):
             moved = weight + rate * (value - weight)
             weight.assign(tf.where(usable > 0, moved, weight))
         self.moving_count.assign(seen)
-
-    def _apply_moving(self, views: Views) -> tf.Tensor:
-        rows = views.rows
-        mean = tf.cast(self.moving_mean, rows.dtype)
-        moved = mean + tf.matmul(rows - mean, tf.cast(self.moving_map, rows.dtype))
-        return moved if views.valid is None else tf.where(views.valid, moved, rows)
-
-    def _watch(self, views: Views, output: tf.Tensor) -> None:
-        value = None
-        for name, rows in (("correlation_before", views.rows), ("correlation", output)):
-            if value is None or rows is not views.rows:
-                sample = gram_of(rows, views.valid, self.border.all_reduce)
-                value = tf.reduce_sum(correlations_of_gram(views.correlation, sample, self.epsilon))
-            self._monitor.watch(name, value, sample.count)
 
     @property
     def status(self) -> dict[str, float]:

@@ -7,12 +7,13 @@ import tensorflow as tf
 
 from proxnet_tf.ops.linear.once import differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
-from proxnet_tf.ops.multiview.gram import masked
+from proxnet_tf.ops.multiview.gram import Sample, masked
+from proxnet_tf.ops.multiview.of_gram import Map
 
 
 def by_finite_difference(
     output: tf.Tensor,
-    prox: Callable[[tf.Tensor], tuple[tf.Tensor, Report]],
+    prox: Callable[[tf.Tensor], tuple[tf.Tensor, Sample, Map]],
     x: tf.Tensor,
     valid: tf.Tensor | None = None,
     observer: Observer | None = None,
@@ -25,7 +26,7 @@ def by_finite_difference(
 
     Args:
         output: the map of x, `[n, D]`.
-        prox: from rows `[n, D]` to their map, and the report of the solve.
+        prox: from rows `[n, D]` to their proximal map, their sample and its `map_of_gram`.
         x: rows, `[n, D]`.
         valid: `[n, 1]` booleans; the other rows pass unchanged, and so do their gradients.
         observer: receives the worst report of the two solves, see `observed`.
@@ -35,7 +36,9 @@ def by_finite_difference(
         inside = masked(valid, y)
         size, span = (tf.reduce_max(tf.abs(a)) for a in (inside, masked(valid, x)))
         step = tf.math.divide_no_nan(1e-2 * (1.0 + span), size)
-        (above, first), (below, second) = prox(x + step * inside), prox(x - step * inside)
+        above, _, up = prox(x + step * inside)
+        below, _, down = prox(x - step * inside)
+        first, second = up.report, down.report
         worst = Report(
             tf.maximum(first.residual, second.residual),
             tf.maximum(first.iterations, second.iterations),

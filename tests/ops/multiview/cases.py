@@ -94,14 +94,9 @@ def moved(x, kind, epsilon, lam, settings, *, valid=None, gradient="implicit", o
     def prox(x, observer=None):
         sample = gram_of(x, valid)
         found = map_of_gram(kind, sample, lam, epsilon, settings, dtype=x.dtype, observer=observer)
-        return apply_step(x, valid, sample.mean, found.step), found
+        return apply_step(x, valid, sample.mean, found.step), sample, found
 
-    if gradient == "implicit":
-        return prox(x, observer)
-    output, found = prox(x)
-
-    def again(x):
-        output, found = prox(x)
-        return output, found.report
-
-    return by_finite_difference(output, again, x, valid, observer), found
+    output, _, found = prox(x, observer)
+    if gradient == "finite_difference":
+        output = by_finite_difference(output, prox, x, valid, observer)
+    return output, found

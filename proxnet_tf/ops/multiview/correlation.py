@@ -144,6 +144,14 @@ class Correlation(abc.ABC):
         `values` are NaN (the decompositions themselves would raise)."""
         return self.assemble(self.factorise(covariance, epsilon, unused))
 
+    def value_and_slope(
+        self, covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """L(S) and dL/dS, see `factorise`; NaN where `decompose` has NaN."""
+        spectrum = self.decompose(covariance, epsilon, unused)
+        slope = self.times_slope(spectrum.basis, self.slope(spectrum))
+        return self.value(spectrum), self.by_view(slope, tf.transpose(spectrum.basis))
+
     def value(self, spectrum: Spectrum) -> tf.Tensor:
         """L(S), a scalar."""
         return self.constant - total(spectrum)
@@ -193,9 +201,10 @@ class CCA(Correlation):
         """m = min(d_1, d_2), the number of canonical pairs."""
         return min(self.sizes)
 
-    def factorise(
-        self, covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None = None
-    ) -> Factors:
+    def _whitened(
+        self, covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None
+    ) -> tuple[tf.Tensor, ...]:
+        """Factor and whitening as in `Factors`, the whitening of each view, T of (8), if finite."""
         within = _regularized(covariance, epsilon, unused)
         d1, d2 = self.sizes
         views = within[:d1, :d1], within[d1:, d1:]
@@ -210,7 +219,34 @@ class CCA(Correlation):
             first, second = whiten[:d1, :d1], whiten[d1:, d1:]
         whitened = tf.matmul(tf.matmul(first, covariance[:d1, d1:]), second, transpose_b=True)
         ok, whitened = guarded(whitened)
+        return factor, whiten, first, second, whitened, ok
+
+    def factorise(
+        self, covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None = None
+    ) -> Factors:
+        factor, whiten, _, _, whitened, ok = self._whitened(covariance, epsilon, unused)
         return Factors(factor, whiten, *_singular_vectors(whitened), ok)
+
+    def value_and_slope(
+        self, covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """From the k canonical vectors alone: those of one view, the others by T."""
+        _, _, first, second, whitened, ok = self._whitened(covariance, epsilon, unused)
+        wide = self.sizes[0] < self.sizes[1]
+        t = tf.transpose(whitened) if wide else whitened
+        vectors = tf.linalg.eigh(tf.matmul(t, t, transpose_a=True))[1][:, ::-1]
+        vectors = vectors[:, : self.num_components]
+        moved = tf.matmul(t, vectors)
+        sigma = tf.norm(moved, axis=0)
+        selected = tf.cast(sigma > TINY, sigma.dtype)
+        pair = moved * tf.math.divide_no_nan(selected, sigma), vectors * selected
+        left, right = reversed(pair) if wide else pair
+        a, b = tf.matmul(first, left, transpose_a=True), tf.matmul(second, right, transpose_a=True)
+        across = tf.matmul(-0.5 * a, b, transpose_b=True)
+        own = [tf.matmul(0.5 * sigma * v, v, transpose_b=True) for v in (a, b)]
+        rows = [tf.concat([own[0], across], 1), tf.concat([tf.transpose(across), own[1]], 1)]
+        value = -tf.reduce_sum(selected * sigma)
+        return nan_unless(ok, value), nan_unless(ok, tf.concat(rows, 0))
 
     def assemble(self, factors: Factors) -> Spectrum:
         factor, whiten, values, left, right, ok = factors

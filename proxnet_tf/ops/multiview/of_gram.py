@@ -25,7 +25,7 @@ import tensorflow as tf
 from proxnet_tf.ops.linear.number import guarded, nan_unless, scalar
 from proxnet_tf.ops.linear.once import differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
-from proxnet_tf.ops.multiview.correlation import Correlation, Spectrum, total
+from proxnet_tf.ops.multiview.correlation import Correlation, total
 from proxnet_tf.ops.multiview.gram import Sample
 from proxnet_tf.ops.multiview.hessian import compiled, solve_hessian
 from proxnet_tf.ops.multiview.newton import Settings, Solved, solve
@@ -189,23 +189,22 @@ def loss_of_gram(correlation: Correlation, sample: Sample, epsilon: tf.Tensor | 
 
     @tf.custom_gradient
     def loss(gram: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        finite, spectrum = _spectrum(correlation, epsilon, sample._replace(gram=gram))
-        slope = correlation.times_slope(spectrum.basis, correlation.slope(spectrum))
-        slope = correlation.by_view(slope, tf.transpose(spectrum.basis))
+        finite, *arguments = _in_row_spaces(correlation, epsilon, sample._replace(gram=gram))
+        value, slope = correlation.value_and_slope(*arguments)
         slope = nan_unless(finite, slope / tf.maximum(sample.count - 1.0, 1.0))
 
         def backward(y: tf.Tensor) -> tf.Tensor:
             return differentiable_once(lambda y, _: y * slope, "correlation loss")(y, gram)
 
-        return nan_unless(finite, correlation.value(spectrum)), backward
+        return nan_unless(finite, value), backward
 
     return loss(sample.gram)
 
 
-def _spectrum(
+def _in_row_spaces(
     correlation: Correlation, epsilon: tf.Tensor, sample: Sample
-) -> tuple[tf.Tensor, Spectrum]:
-    """Whether C is finite, and the spectrum of (2), views compared in their row spaces."""
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Whether C is finite, and the arguments of `factorise` that compare views in row spaces."""
     count, _, gram, rounding = map(tf.stop_gradient, sample)
     finite, gram = guarded(gram)
     unused = tf.cond(
@@ -213,8 +212,7 @@ def _spectrum(
         lambda: tf.zeros_like(gram),
         lambda: outside_row_spaces(correlation, gram, rounding)[0],
     )
-    covariance = gram / tf.maximum(count - 1.0, 1.0)
-    return finite, correlation.decompose(covariance, epsilon, unused)
+    return finite, gram / tf.maximum(count - 1.0, 1.0), epsilon, unused
 
 
 def correlations_of_gram(
@@ -231,6 +229,7 @@ def correlations_of_gram(
 
 
 def _largest_values(correlation: Correlation, epsilon: tf.Tensor, sample: Sample) -> tf.Tensor:
-    finite, spectrum = _spectrum(correlation, epsilon, sample)
+    finite, *arguments = _in_row_spaces(correlation, epsilon, sample)
+    spectrum = correlation.decompose(*arguments)
     values = (spectrum.selected * spectrum.values)[: correlation.num_components]
     return nan_unless(finite, values)

@@ -143,17 +143,13 @@ def _equilibrated(gram: tf.Tensor, rounding: tf.Tensor) -> tuple[tf.Tensor, tf.T
 def has_full_rank(correlation: Correlation, gram: tf.Tensor, rounding: tf.Tensor) -> tf.Tensor:
     """Whether every view surely fills its row space: True where it is far from any doubt.
 
-    For columns of variance one, C_jj = F F^T and its least eigenvalue is at least 1 / ||F^-1||^2.
+    With columns of variance one, the eigenvalues of C_jj are above 2 max(rounding) if C_jj minus
+    that share of its diagonal is positive definite: if it has a Cholesky factor.
     """
-    unit, _, _ = _equilibrated(gram, rounding)
-    inverses = [
-        tf.linalg.triangular_solve(
-            tf.linalg.cholesky(unit[s, s]), tf.eye(s.stop - s.start, dtype=gram.dtype)
-        )
-        for s in correlation.slices
-    ]
-    squares = tf.stack([tf.reduce_sum(inverse**2) for inverse in inverses])
-    return tf.reduce_all(squares * tf.reduce_max(rounding) < 1.0)  # False for NaN
+    share = 2.0 * tf.reduce_max(rounding)
+    reduced = tf.linalg.set_diag(gram, (1.0 - share) * tf.linalg.diag_part(gram))
+    sums = [tf.reduce_sum(tf.linalg.cholesky(reduced[s, s])) for s in correlation.slices]
+    return tf.math.is_finite(tf.add_n(sums))
 
 
 def outside_row_spaces(

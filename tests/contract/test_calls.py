@@ -169,6 +169,30 @@ def test_inputs_of_another_dtype(name):
             assert_same(outputs, expected, 1e-4)
 
 
+@pytest.mark.parametrize("name", layers(lambda case: not case.arguments().get("stateful")))
+def test_gradients_of_any_size(name):
+    """They are linear in that of the output, even if its square is no number of float32."""
+    case = LAYERS[name]
+    layer = case.make()
+    inputs = map_inputs(tf.constant, case.inputs)
+    layer(inputs, training=case.training)
+    randomize(layer)
+
+    def gradients(size):
+        watched = [*tree.flatten(inputs), *(v.value for v in layer.trainable_variables)]
+        with tf.GradientTape() as tape:
+            tape.watch(watched)
+            outputs = tree.flatten(layer(inputs, training=case.training))
+            factors = [np.linspace(-1, 1, tf.size(y)).astype(y.dtype.name) for y in outputs]
+            pairs = zip(factors, outputs, strict=True)
+            loss = sum(tf.reduce_sum(size * f * tf.reshape(y, [-1])) for f, y in pairs)
+        return [tf.convert_to_tensor(g) / size for g in tape.gradient(loss, watched)]
+
+    ordinary = gradients(1.0)
+    for size in (1e-28, 1e25):
+        assert_same(gradients(size), ordinary, 1e-4)
+
+
 HALF = ("ProxCCA, in training", "Prox of a function", "ProxLSTM")
 
 

@@ -61,8 +61,8 @@ def conjugate_gradient(
     Args:
         operator: x -> A x, linear and symmetric, in the shape of `rhs`. With `image` it returns
             the pair A x, B x.
-        rhs: right-hand sides b; the axes not in `axes` are independent examples. One whose square
-            underflows (a norm below 1e-19 in float32) counts as zero.
+        rhs: right-hand sides b; the axes not in `axes` are independent examples, each solved in
+            units of its largest entry.
         preconditioner: r -> M^-1 r, symmetric positive definite; identity by default.
         tolerance: relative to the norm of b; a float, a scalar tensor or one value an example.
         max_iterations: bound on the products with `operator`.
@@ -77,6 +77,10 @@ def conjugate_gradient(
     Reference: T. Steihaug (1983), The conjugate gradient method and trust regions.
     """
     rhs = tf.stop_gradient(rhs)
+    unit = tf.maximum(tf.reduce_max(tf.abs(rhs), axis=axes, keepdims=True), 0)
+    rhs = tf.math.divide_no_nan(rhs, unit)
+    if radius is not None:
+        squared_radius = (scalar(radius, rhs.dtype) / unit) ** 2
 
     def inner(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(a * b, axis=axes, keepdims=True)
@@ -119,7 +123,6 @@ def conjugate_gradient(
         active = moving
         if radius is not None:
             xx, xp, pp = old["xx"], old["xp"], old["pp"]
-            squared_radius = scalar(radius, rhs.dtype) ** 2
             outside = xx + 2 * alpha * xp + alpha**2 * pp > squared_radius
             leaving = old["active"] & (concave | outside)
             room = tf.maximum(squared_radius - xx, 0)
@@ -152,13 +155,14 @@ def conjugate_gradient(
         maximum_iterations=max_iterations,
     )
     x, r, rr = state["x"], state["r"], state["rr"]
+    solution = tf.math.multiply_no_nan(unit, x)
     return CGResult(
-        solution=x,
+        solution=solution,
         residual=tf.sqrt(tf.math.divide_no_nan(rr, rr0)),
         converged=(rr <= target) & tf.math.is_finite(target),
         negative_curvature=state["negative"],
         iterations=iterations,
-        reduction=(inner(rhs, x) + inner(x, r)) / 2,  # A x = b - r
-        norm=nothing if radius is None else tf.sqrt(state["xx"]),
-        image=x if image is None else state["image"],
+        reduction=unit**2 * (inner(rhs, x) + inner(x, r)) / 2,  # A x = b - r
+        norm=nothing if radius is None else unit * tf.sqrt(state["xx"]),
+        image=solution if image is None else tf.math.multiply_no_nan(unit, state["image"]),
     )

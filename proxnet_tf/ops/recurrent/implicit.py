@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from proxnet_tf.ops.linear.cg import conjugate_gradient
+from proxnet_tf.ops.linear.norms import norm
 from proxnet_tf.ops.linear.once import check_tapes
 from proxnet_tf.ops.linear.report import Observer, Report, observed
 
@@ -95,16 +96,13 @@ def solve_by_products(
         preconditioner: r -> M^-1 r for an M near I + J^T J, none by default.
     """
 
-    def norm(x: tf.Tensor) -> tf.Tensor:
-        return tf.norm(x, axis=-1, keepdims=True)
-
     def operator(v: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         along = product(v)
         return v + transpose(total(along)), along
 
     s = tf.stop_gradient(s)
     rhs = transpose(s)
-    size, rhs_size = norm(s), norm(rhs)
+    size, rhs_size = norm(s)[:, None], norm(rhs)[:, None]
     tolerance = solver.tolerance_for(jacobian_dtype or s.dtype)
     solved = conjugate_gradient(
         operator,

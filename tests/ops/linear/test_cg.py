@@ -66,6 +66,22 @@ def test_zero_right_hand_side():
     np.testing.assert_array_equal(none.solution, 0.0)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_squares_beyond_the_range(size):
+    a, b = spd(6, dtype="float32"), vectors(3, 6, dtype="float32")
+
+    def solve(size):
+        rhs = tf.constant(b * np.float32(size))
+        return conjugate_gradient(times(a), rhs, tolerance=1e-5, radius=1.2 * np.float32(size))
+
+    found, wanted = solve(size), solve(1.0)
+    np.testing.assert_allclose(found.solution / size, wanted.solution, rtol=1e-4)
+    np.testing.assert_allclose(found.norm / size, wanted.norm, rtol=1e-4)
+    assert 1.2 == pytest.approx(wanted.norm.numpy().max()) and wanted.norm.numpy().min() < 1.1
+    np.testing.assert_array_equal(found.converged, wanted.converged)
+    assert found.iterations == wanted.iterations
+
+
 def test_semidefinite_and_consistent():
     """The solution of least norm."""
     rng = np.random.default_rng(0)

@@ -204,63 +204,58 @@ class _MultiviewProx(HasLam, MultiviewLayer):
 class ProxCCA(_MultiviewProx):
     """Moves the features of two views towards high canonical correlation (ProxNet).
 
-    A view is one of two descriptions of the same examples: row i of both is example i. In training
-    the layer returns, for the n rows of the mini-batch,
+    A view is one of two descriptions of the same examples, row by row. In training the layer
+    returns, for the n rows of a batch,
 
         P, Q = argmin  lam/(2n) (||P - X||_F^2 + ||Q - Y||_F^2) - sum_{i<=k} sigma_i(T(P, Q)),
 
-    with T = (P^T P + eps I)^(-1/2) P^T Q (Q^T Q + eps I)^(-1/2) of the centred views, P^T P and
-    so on divided by n - 1: equation (8) of the paper. It has no trainable weights. Its cost
-    depends on the number of columns, hardly on n, and its gradient is exact.
+    with T = (P^T P + eps I)^(-1/2) P^T Q (Q^T Q + eps I)^(-1/2) of the centred views, products
+    divided by n - 1: equation (8) of the paper. It has no trainable weights. Its cost depends on
+    the number of columns, hardly on n. Its gradient is exact.
 
-    A layer that supplies the correlation leaves its encoders no reason to. `weight` times the
-    value of its own problem in the loss of the model asks them, too. This envelope has the
-    gradient lam/n (X - P), from the same solve. As lam grows it nears minus the correlation of the
-    inputs; a small lam bounds its gradient.
+    A layer that supplies the correlation leaves its encoders no reason to seek it. `weight` adds
+    the envelope, the value of this problem, to the loss. The envelope's gradient lam/n (X - P)
+    asks the encoders, too, from the same solve. As lam grows the envelope nears minus the
+    correlation of the inputs. A small lam bounds the gradient.
 
     Args:
         num_components: k, 1 <= k <= min(d1, d2); None (the default) is min(d1, d2).
-        lam: weight of the displacement, > 0; 1 by default. Large values leave the views alone. It
-            is the non-trainable weight `layer.lam`, read at every call: drive it with
-            `LambdaSchedule`, or `layer.lam = 0.5`.
-        weight: factor >= 0 of the envelope in the loss, in training; 0 (the default) is the
-            paper's layer.
+        lam: weight of the displacement, > 0; 1 by default. Large values leave the views alone. A
+            non-trainable weight: drive it with `LambdaSchedule`, or `layer.lam = 0.5`.
+        weight: factor >= 0 of the envelope in the training loss; 0 (default) is the paper's
+            layer.
         epsilon: ridge eps >= 0 on each view's covariance; 1e-4 by default.
         solver: "newton" (default), "lbfgs", or a value of `proxnet_tf.solvers`.
         gradient: "implicit" (default, exact) or "finite_difference" (the paper's, after Domke).
         inference: what `training=False` does. "identity" (default, as in the paper): views pass
             unchanged; "batch": solve on the batch; "moving": apply the moving mean and linear map
-            of the training batches. A layer with "moving" and `trainable=False` does that in
-            training, too, as BatchNormalization does.
-        momentum: of the moving mean and map, in [0, 1); 0.99 by default. They are the mean over
-            the batches so far as long as a batch counts more in it than 1 - momentum.
-        monitor: True for the metrics `correlation_before`, `correlation` (sums of k correlations,
-            means over the rows of the epoch), `unsolved` (the share of maps and gradients that
-            missed the tolerance) and, with a weight, `envelope`. "all" adds `residual`,
-            `iterations` and `backward_residual`. Another string is a prefix of the names, which
-            several monitored layers of one model need. False by default.
+            of the training batches (in training, too, with `trainable=False`).
+        momentum: of the moving mean and map, in [0, 1); 0.99 by default. They start as the mean
+            over the batches so far.
+        monitor: True for the metrics `correlation_before`, `correlation` (sums of k correlations),
+            `unsolved` (share of maps and gradients that missed the tolerance) and, with a weight,
+            `envelope`. "all" adds `residual`, `iterations`, `backward_residual`. Another string is
+            a prefix of the names, for several layers in one model. False by default.
         split: (d1, d2) when the views come side by side in one tensor; halves by default.
-        nan_is_missing: whether a NaN marks its view as missing in that row; False by default.
-        synchronized: under a `tf.distribute` strategy, whether to solve for the rows of all
-            replicas together, as one device would; by default each replica solves for its own.
-            Needs gradient="implicit".
+        nan_is_missing: whether a NaN marks its view as missing in the row; False by default.
+        synchronized: whether the replicas of a `tf.distribute` strategy solve for all their rows
+            together (gradient="implicit" only); by default each solves for its own.
         **kwargs: of `keras.layers.Layer`.
 
     Call arguments:
-        inputs: two views `(batch, d_j)` or `(batch, time, d_j)` in a list, a tuple, a named tuple
-            or a dict (in the order of its sorted keys), or one such tensor with the views side by
-            side. Time steps count as rows.
+        inputs: two views `(batch, d_j)` or `(batch, time, d_j)` in a list, tuple or dict (in the
+            order of its sorted keys), or one such tensor with the views side by side. Time steps
+            count as rows.
         training: whether to solve (True) or to do what `inference` says.
         mask: boolean `(batch,)` (for sequences `(batch, time)`), or one per view with None
-            entries, False where a view is missing. Rows that lack a view pass unchanged, and so do
-            their gradients.
+            entries, False where a view is missing. Rows that lack a view, and their gradients,
+            pass unchanged.
 
     Output: the structure, shapes and masks of the input, in the layer's compute dtype.
 
     Raises:
-        ValueError: not two views, views of different batch sizes or lengths, more components
-            than the smaller view has columns, a dtype that is not floating point, a mask of
-            another shape, views as several arguments, or an argument outside its range.
+        ValueError: not two views, batch sizes or lengths that differ, a dtype that is not floating
+            point, a mask of another shape, or an argument outside its range.
 
     Example:
 
@@ -272,21 +267,19 @@ class ProxCCA(_MultiviewProx):
     >>> bool(cca_loss(p, q, 2) < cca_loss(x, y, 2))
     True
 
-    Reference: Li, Ma, Zhang, Proximal Mapping for Deep Regularization (2020), section 5.
+    Reference: Li, Ma, Zhang (2020), section 5.
 
     Notes:
-        The problem is not convex: the layer returns the minimiser that descent from the inputs
-        reaches. Where sigma_k = sigma_{k+1} the gradient ignores the tie. First derivatives only.
-        Fewer than two rows, or equal ones, come out as they are, a batch with a value that is not
-        finite as NaN.
+        The problem is not convex: the result is what descent from the inputs reaches. Where
+        sigma_k = sigma_{k+1} the gradient ignores the tie. First derivatives only. Fewer than two
+        rows, or equal ones, pass unchanged. A value that is not finite makes the batch NaN.
 
-        Each view stays in its own row space: constant columns come out unchanged, duplicated ones
-        stay equal. A direction of a view stays, too, if its variance is rounding: at most 1e-10
-        (1e-6 for more than 4,096 float32 rows) with each column scaled to variance one.
+        Each view stays in its own row space: constant columns pass unchanged, duplicated ones
+        stay equal. So does a direction whose variance is rounding: at most 1e-10 (1e-6 for more
+        than 4,096 float32 rows) with each column scaled to variance one.
 
-        The first call for views of new widths compiles the solver, which takes some seconds. Keras
-        does not compile a model with this layer as a whole (`supports_jit` is False): XLA's
-        decompositions are slow and less exact. Export without a monitor.
+        The first call for views of new widths compiles the solver (some seconds). Keras does not
+        compile a model with this layer by XLA (`supports_jit` is False).
     """
 
     _kind = CCA

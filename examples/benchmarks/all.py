@@ -1,4 +1,4 @@
-"""Runs every benchmark of this folder in at most ten minutes and writes one table.
+"""Runs every benchmark of this folder in at most fifteen minutes and writes one table.
 
     python examples/benchmarks/all.py --output outputs
 
@@ -71,7 +71,7 @@ def markdown(header, rows):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--script", choices=scripts(), help="only this one, in this process")
-    parser.add_argument("--minutes", type=float, default=10.0, help="for all together (10)")
+    parser.add_argument("--minutes", type=float, default=15.0, help="for all together (15)")
     parser.add_argument("--output", type=Path, default=Path("outputs"))
     options = parser.parse_args(arguments)
     if options.script:

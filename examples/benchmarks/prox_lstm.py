@@ -161,9 +161,12 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--memory", action="store_true", help="measure memory instead of time")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--quick", action="store_true", help="the first size only, 7 rounds")
     options = parser.parse_args(arguments)
     if options.memory:
         memory()
+    elif options.quick:
+        table(7, SIZES[:1])
     else:
         table(options.rounds)
 

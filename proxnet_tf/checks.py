@@ -1,5 +1,6 @@
 """What the layers share: checks of arguments, the `lam` weight, dtypes."""
 
+import contextlib
 import math
 import numbers
 from collections.abc import Sequence
@@ -97,18 +98,15 @@ def check_device(value: object) -> str | None:
     Args:
         value: what came.
     """
-    if value is None:
-        return None
-    try:
-        device = tf.DeviceSpec.from_string(value)
-    except (ValueError, AttributeError, TypeError):
-        device = None
-    if device is None or device.device_type is None:
+    kind = None
+    with contextlib.suppress(ValueError, AttributeError, TypeError):
+        kind = tf.DeviceSpec.from_string(value).device_type
+    if value is not None and kind is None:
         raise ValueError(
             '`device` must be None or the name of a device such as "CPU:0" or '
             f'"/GPU:1". Received: device={value!r}'
         )
-    return str(value)
+    return value  # type: ignore[return-value]
 
 
 def steps_mask(mask: Any, x: tf.Tensor) -> tf.Tensor:

@@ -210,7 +210,6 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         """argmin_v 1/2 v^T Zt Zt^T v + sum of the variations + lam/2 ||v - phi(x)||^2."""
         varying = [i for i in self.invariances if not i.quadratic]
         columns = [tf.cast(v, plain.dtype) for v in self._variations]
-
         size = self._points.shape[1]
 
         def regularizer(v: tf.Tensor) -> tf.Tensor:
@@ -235,15 +234,13 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         return (*input_shape[:-1], len(self.landmarks))
 
     def get_config(self) -> dict[str, Any]:
-        kernel = self.kernel
+        kernel, serialize = self.kernel, keras.saving.serialize_keras_object
         return {
             **super().get_config(),
-            "kernel": kernel
-            if isinstance(kernel, str)
-            else keras.saving.serialize_keras_object(kernel),
+            "kernel": kernel if isinstance(kernel, str) else serialize(kernel),
             "landmarks": self.landmarks.tolist(),
             "kernel_options": self.kernel_options,
-            "invariances": [keras.saving.serialize_keras_object(i) for i in self.invariances],
+            "invariances": [serialize(i) for i in self.invariances],
             "lam": self.initial_lam,
             "power": self.power,
             "monitor": self.monitor,

@@ -13,7 +13,7 @@ from proxnet_tf.layers.multiview.base import MultiviewLayer
 from proxnet_tf.layers.multiview.views import Border
 from proxnet_tf.ops.multiview.correlation import CCA, GCCA, Correlation
 from proxnet_tf.ops.multiview.gram import gram_of
-from proxnet_tf.ops.multiview.of_gram import envelope_of_gram, loss_of_gram
+from proxnet_tf.ops.multiview.of_gram import loss_of_gram, map_of_gram
 
 
 class _Penalty(MultiviewLayer):
@@ -60,10 +60,10 @@ class _Penalty(MultiviewLayer):
         if self.envelope is None:
             value = loss_of_gram(views.correlation, sample, self.epsilon)
         else:
-            value, report = envelope_of_gram(
-                views.correlation, sample, self.envelope, self.epsilon, self.solver
-            )
-            self._monitor.forward(report)
+            problem = views.correlation, sample, self.envelope, self.epsilon, self.solver
+            found = map_of_gram(*problem, envelope_only=True)
+            self._monitor.forward(found.report)
+            value = found.envelope
         self.add_loss(self.weight * tf.cast(value, views.rows.dtype))
         return inputs
 

@@ -25,63 +25,23 @@ Arora, Bilmes, Livescu (2013).
 import abc
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops.linear.number import guarded, nan_unless
+from proxnet_tf.ops.multiview.spectrum import (
+    TINY,
+    Differences,
+    Factors,
+    Spectrum,
+    divided_differences,
+    selected_values,
+    total,
+)
 
-# Eigenvalues below it carry no correlation; gaps across the cut below it are ties.
-TINY = 1e-7
 # Up to this width one product with a sparse matrix costs less than several small ones.
 DENSE = 128
-
-
-class Spectrum(NamedTuple):
-    """Solution of (2), values in descending order.
-
-    Attributes:
-        values: mu, `[D]`. For `CCA`: sigma_1..sigma_m, zeros, -sigma_m..-sigma_1.
-        basis: T, `[D, D]`, block-diagonal.
-        inverse: T^-1.
-        rotation: the orthogonal Q in U = T Q.
-        selected: `[D]`, one for i <= k with mu_i > 1e-7, else zero.
-    """
-
-    values: tf.Tensor
-    basis: tf.Tensor
-    inverse: tf.Tensor
-    rotation: tf.Tensor
-    selected: tf.Tensor
-
-
-class Factors(NamedTuple):
-    """What the decompositions behind a `Spectrum` return; the rest is products.
-
-    Attributes:
-        factor: Cholesky factor of B + eps I, as the type of correlation lays it out.
-        whiten: its inverse, likewise.
-        values: singular values or eigenvalues of the whitened covariance.
-        left: left singular vectors, or the eigenvectors.
-        right: right singular vectors; the eigenvectors again where there are no others.
-        ok: whether the whitened covariance was finite.
-    """
-
-    factor: tf.Tensor
-    whiten: tf.Tensor
-    values: tf.Tensor
-    left: tf.Tensor
-    right: tf.Tensor
-    ok: tf.Tensor
-
-
-class Differences(NamedTuple):
-    """Divided differences of f, f mu and f mu^2 in mu, each `[D, D]` and symmetric."""
-
-    phi: tf.Tensor
-    psi: tf.Tensor
-    chi: tf.Tensor
 
 
 @dataclass(frozen=True)
@@ -234,8 +194,8 @@ class CCA(Correlation):
         _, _, first, second, whitened, ok = self._whitened(covariance, epsilon, unused)
         wide = self.sizes[0] < self.sizes[1]
         t = tf.transpose(whitened) if wide else whitened
-        vectors = tf.linalg.eigh(tf.matmul(t, t, transpose_a=True))[1][:, ::-1]
-        vectors = vectors[:, : self.num_components]
+        vectors = tf.linalg.eigh(tf.matmul(t, t, transpose_a=True))[1]
+        vectors = vectors[:, : -1 - self.num_components : -1]
         moved = tf.matmul(t, vectors)
         sigma = tf.norm(moved, axis=0)
         selected = tf.cast(sigma > TINY, sigma.dtype)
@@ -245,8 +205,7 @@ class CCA(Correlation):
         across = tf.matmul(-0.5 * a, b, transpose_b=True)
         own = [tf.matmul(0.5 * sigma * v, v, transpose_b=True) for v in (a, b)]
         rows = [tf.concat([own[0], across], 1), tf.concat([tf.transpose(across), own[1]], 1)]
-        value = -tf.reduce_sum(selected * sigma)
-        return nan_unless(ok, value), nan_unless(ok, tf.concat(rows, 0))
+        return nan_unless(ok, -tf.reduce_sum(selected * sigma)), nan_unless(ok, tf.concat(rows, 0))
 
     def assemble(self, factors: Factors) -> Spectrum:
         factor, whiten, values, left, right, ok = factors
@@ -265,7 +224,7 @@ class CCA(Correlation):
             basis=basis,
             inverse=inverse,
             rotation=self.paired(tf.eye(self.width, dtype=values.dtype)),
-            selected=_selected(values, self.num_components),
+            selected=selected_values(values, self.num_components),
         )
 
     def paired(self, x: tf.Tensor) -> tf.Tensor:
@@ -366,7 +325,7 @@ class GCCA(Correlation):
             basis=tf.transpose(factors.whiten),
             inverse=tf.transpose(factors.factor),
             rotation=factors.left,
-            selected=_selected(values, self.num_components),
+            selected=selected_values(values, self.num_components),
         )
 
     def slope(self, spectrum: Spectrum) -> tf.Tensor:
@@ -405,34 +364,9 @@ class GCCA(Correlation):
         return tf.matmul(basis, tf.matmul(changed, basis, transpose_b=True))
 
 
-def total(spectrum: Spectrum) -> tf.Tensor:
-    """The sum of the selected mu_i, a scalar."""
-    return tf.reduce_sum(spectrum.selected * spectrum.values)
-
-
-def divided_differences(spectrum: Spectrum) -> Differences:
-    """phi, psi, chi of the spectrum; all zero across a gap of at most 1e-7 (a tie at the cut)."""
-    f, mu = spectrum.selected[:, None], spectrum.values[:, None]
-    g, nu = tf.transpose(f), tf.transpose(mu)
-    gap = mu - nu
-    cut = (f != g) & (tf.abs(gap) > TINY)
-    inverse_gap = tf.where(cut, 1.0 / tf.where(cut, gap, tf.ones_like(gap)), tf.zeros_like(gap))
-    both = f * g
-    return Differences(
-        phi=(f - g) * inverse_gap,
-        psi=(f * mu - g * nu) * inverse_gap + both,
-        chi=(f * mu**2 - g * nu**2) * inverse_gap + both * (mu + nu),
-    )
-
-
 def _regularized(covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None) -> tf.Tensor:
     within = covariance + epsilon * tf.eye(covariance.shape[0], dtype=covariance.dtype)
     return within if unused is None else within + unused
-
-
-def _selected(values: tf.Tensor, k: int) -> tf.Tensor:
-    first = tf.constant(np.arange(values.shape[0]) < k)
-    return tf.cast(first & (values > TINY), values.dtype)
 
 
 def _singular_vectors(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

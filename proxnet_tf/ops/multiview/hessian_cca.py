@@ -21,8 +21,9 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview.correlation import CCA, Differences, divided_differences
+from proxnet_tf.ops.multiview.correlation import CCA
 from proxnet_tf.ops.multiview.problem import Point, Problem, bare_metric, cast_floats, stiff_inverse
+from proxnet_tf.ops.multiview.spectrum import Differences, divided_differences
 
 
 class Ingredients(NamedTuple):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview.correlation import GCCA, Differences, divided_differences
+from proxnet_tf.ops.multiview.correlation import GCCA
 from proxnet_tf.ops.multiview.problem import (
     Point,
     Problem,
@@ -20,6 +20,7 @@ from proxnet_tf.ops.multiview.problem import (
     cast_floats,
     positive_inverse,
 )
+from proxnet_tf.ops.multiview.spectrum import Differences, divided_differences
 
 
 class Ingredients(NamedTuple):

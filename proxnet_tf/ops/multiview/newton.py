@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview.correlation import Correlation, Factors
+from proxnet_tf.ops.multiview.correlation import Correlation
 from proxnet_tf.ops.multiview.hessian import MODULES, WIDE, approximate, compiled
 from proxnet_tf.ops.multiview.problem import (
     Point,
@@ -30,6 +30,7 @@ from proxnet_tf.ops.multiview.problem import (
     reduce_gram,
     shrinkage_step,
 )
+from proxnet_tf.ops.multiview.spectrum import Factors
 
 # With a GPU in sight, problems up to this width are solved on the host by device="auto".
 HOST_WIDTH = 256

@@ -25,11 +25,12 @@ import tensorflow as tf
 from proxnet_tf.ops.linear.number import guarded, nan_unless, scalar
 from proxnet_tf.ops.linear.once import differentiable_once
 from proxnet_tf.ops.linear.report import Observer, Report, observed
-from proxnet_tf.ops.multiview.correlation import Correlation, total
+from proxnet_tf.ops.multiview.correlation import Correlation
 from proxnet_tf.ops.multiview.gram import Sample
 from proxnet_tf.ops.multiview.hessian import compiled, solve_hessian
 from proxnet_tf.ops.multiview.newton import Settings, Solved, solve
 from proxnet_tf.ops.multiview.problem import has_full_rank, outside_row_spaces, within
+from proxnet_tf.ops.multiview.spectrum import total
 
 
 class Map(NamedTuple):
@@ -75,6 +76,7 @@ def map_of_gram(
     *,
     dtype: tf.DType = tf.float64,
     observer: Observer | None = None,
+    envelope_only: bool = False,
 ) -> Map:
     """M - I and the envelope of (1); gradients (5), (16) and (17), from one solve.
 
@@ -95,6 +97,7 @@ def map_of_gram(
         settings: how to solve.
         dtype: of the rows, whose gradient can show no more digits.
         observer: receives the report of the gradient's solve, see `observed`.
+        envelope_only: whether M carries no gradient, so that no linear system is solved for it.
     """
     lam, epsilon = (tf.stop_gradient(scalar(number, tf.float64)) for number in (lam, epsilon))
 
@@ -106,12 +109,15 @@ def map_of_gram(
         before, after = correlation.constant - solution.initial, total(solution.point.spectrum)
 
         def adjoint(y: tf.Tensor, y_value: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+            of_envelope = -0.5 / t * y_value * step
+            if envelope_only:
+                return of_envelope
             sound, y = guarded(nan_unless(tf.reduce_all(tf.math.is_finite(step)), y))
             with tf.device(solved.step.device):  # where the map was solved
                 answer, report = _adjoint(correlation, solved, y, settings, dtype)
             report = report._replace(converged=report.converged & sound)
             answer = observed(observer, report, nan_unless(sound, answer))
-            return answer - y_value * (0.5 / t) * step
+            return answer + of_envelope
 
         def backward(y: tf.Tensor, y_value: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             return differentiable_once(adjoint, "multiview proximal map")(y, y_value, gram)
@@ -151,31 +157,6 @@ def _adjoint(
     outside = tf.where(constant, tf.zeros_like(eye), problem.unused)
     turned = correlation.blocks(tf.matmul(step, y, transpose_a=True))
     return answer + tf.matmul(pseudoinverses, tf.matmul(turned, outside)), report
-
-
-def envelope_of_gram(
-    correlation: Correlation,
-    sample: Sample,
-    lam: tf.Tensor | float,
-    epsilon: tf.Tensor | float,
-    settings: Settings,
-) -> tuple[tf.Tensor, Report]:
-    """The envelope of `map_of_gram` alone, and the report: no linear system is solved for it."""
-    lam, epsilon = (tf.stop_gradient(scalar(number, tf.float64)) for number in (lam, epsilon))
-
-    @tf.custom_gradient
-    def envelope(gram: tf.Tensor) -> tuple[Any, Any]:
-        sampled = sample._replace(gram=gram)
-        solved, step, value, report = _solved(correlation, sampled, lam, epsilon, settings)
-        slope = -0.5 / solved.reduction.problem.t * step
-
-        def backward(y: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-            return differentiable_once(lambda y, _: y * slope, "envelope")(y, gram)
-
-        return (value, *report), backward
-
-    value, *report = envelope(sample.gram)
-    return value, Report(*report)
 
 
 def loss_of_gram(correlation: Correlation, sample: Sample, epsilon: tf.Tensor | float) -> tf.Tensor:

@@ -26,7 +26,8 @@ import numpy as np
 import tensorflow as tf
 
 from proxnet_tf.ops.linear.number import guarded, nan_unless
-from proxnet_tf.ops.multiview.correlation import Correlation, Factors, Spectrum
+from proxnet_tf.ops.multiview.correlation import Correlation
+from proxnet_tf.ops.multiview.spectrum import Factors, Spectrum
 
 OUTSIDE = 1e4
 

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from proxnet_tf.ops.multiview.correlation import CCA, GCCA, divided_differences
+from proxnet_tf.ops.multiview.correlation import CCA, GCCA
 from proxnet_tf.ops.multiview.gram import EXACT_RANK, Sample, column_rounding, gram_of
 from proxnet_tf.ops.multiview.of_gram import correlations_of_gram, loss_of_gram
+from proxnet_tf.ops.multiview.spectrum import divided_differences
 from tests.helpers import multiview_reference as reference
 from tests.helpers.data import shared_views
 

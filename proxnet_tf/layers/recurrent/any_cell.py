@@ -49,7 +49,7 @@ class ProxRNNCell(HasLam, keras.layers.Layer, DropoutCell):  # type: ignore[misc
     """Makes one state of any recurrent cell proximal, for `keras.layers.RNN`.
 
     The wrapped cell computes its new states from its input x_t. Let s_t be the new state at
-    `state_index`, and G_t = ds_t/dx_t. The layer replaces s_t by
+    `state_index`, and G_t = ds_t/dx_t. The wrapper replaces s_t by
 
         c_t = argmin_c lam ||c - s_t||^2 + delta^2 ||c^T G_t||^2
             = (I + delta^2/lam G_t G_t^T)^-1 s_t.

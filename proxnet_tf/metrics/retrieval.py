@@ -25,13 +25,13 @@ class RecallAtK(keras.metrics.Metric):
     with the codes a_i and b_i of pair i. Every code is a query, and its candidates are the codes of
     the other view of **all** pairs since the last reset: the result is that of the whole epoch, and
     the task gets harder with every pair. Ties are broken at random, and the result is the
-    expectation: of t candidates tied with the partner and g ahead of it, P(r_i <= k) = min(max(k -
-    g, 0), t + 1) / (t + 1). Cosines that differ by at most 1e-12 are tied; a code of zeros has the
-    cosine 0 with all.
+    expectation: with t candidates tied with the partner and g ahead of it, it averages
+    P(r_i <= k) = min(max(k - g, 0), t + 1) / (t + 1). Cosines that differ by at most 1e-12 are
+    tied; a code of zeros has the cosine 0 with all.
 
     The metric stores the normalised codes in float64, `capacity` pairs at most, with two counts for
-    each query. It compares a batch with the stored codes when the batch arrives: so m rows cost m *
-    capacity products of codes, the result costs little, and a whole epoch costs as much as
+    each query. It compares a batch with the stored codes when the batch arrives: so m rows cost
+    m * capacity products of codes, the result costs little, and a whole epoch costs as much as
     comparing all pairs at its end. Under a `tf.distribute` strategy the first replica keeps the
     pairs of all replicas.
 

@@ -69,10 +69,10 @@ def gcca_loss(
 ) -> tf.Tensor:
     """How far two or more views are from a common core, L = J k - sum_{i<=k} mu_i.
 
-    It is min over G, U_j of sum_j ||G - X_j U_j||^2 + (n - 1) eps ||U_j||^2 with k orthonormal
-    columns in G, for the centred views X_j; mu_i are the largest eigenvalues of
-    S v = mu (blockdiag(S) + eps I) v. Differentiable in closed form (not where mu_k = mu_{k+1});
-    first derivatives only. Fewer than two rows give J k.
+    L is the minimum over G, U_j of sum_j ||G - X_j U_j||^2 + (n - 1) eps ||U_j||^2, with k
+    orthonormal columns in the core G, for the centred views X_j with covariance S. The mu_i are the
+    largest eigenvalues of S v = mu (blockdiag(S) + eps I) v. The gradient is exact (there is none
+    where mu_k = mu_{k+1}); first derivatives only. Fewer than two rows give J k.
 
     Args:
         inputs: J >= 2 views, `(batch, d_j)` or `(batch, time, d_j)`, as for `ProxGCCA`.

@@ -85,7 +85,7 @@ class AdversarialModel(keras.Model):
         epsilon: Float >= 0, the L2 norm of a perturbation.
         weight: Float >= 0, weight of the second term.
         power_iterations: Positive integer, for `method="virtual"`.
-        step: Positive float, the size of the step by which power iteration differentiates.
+        step: Positive float, length of the perturbation at which power iteration differentiates.
         from_logits: Boolean, whether the model's output is logits; used by `"virtual"` only.
         seed: Integer or `None`, of the random start of the power iteration.
         **kwargs: `name`, `dtype` of a Keras model.

@@ -14,16 +14,16 @@ class MultiviewClassifier(MultiviewModel):
 
         z = between((f_1(x_1), ..., f_J(x_J))),   min  loss(h(z), c) + the losses of the layers
 
-    over the weights of the encoders f and the predictors h. With nothing between it is a plain
+    over the weights of the encoders f and the predictors h. Without layers between it is a plain
     model. The paper's methods, with F the codes and L of `CCALoss` or `GCCALoss`, are
 
         RRM:     [CCARegularizer(weight)]  min loss(h(F), c) + weight L(F)
         ProxNet: [ProxCCA(k, lam=lam)]     min loss(h(P), c), P = argmin lam/(2n) ||P - F||^2 + L(P)
 
-    and both, as published, with [CCARegularizer(1/d), ProxCCA(k, lam=lam)] for codes of d columns;
-    for more than two views `GCCARegularizer` and `ProxGCCA`. The prediction is the average of the
-    views' logits, or one view's logits (the paper's "acoustic" mode); then the training loss is
-    the mean of the losses of the views, each against the same target.
+    and both, as published, with [CCARegularizer(1/d), ProxCCA(k, lam=lam)] for codes of d columns.
+    For more than two views take `GCCARegularizer` and `ProxGCCA`. The prediction is the average of
+    the views' logits, or one view's logits (the paper's "acoustic" mode). In the second case the
+    training loss is the mean of the losses of the views, each against the same target.
 
     Args:
         encoders: a layer or model per view, from the view to its code `(batch, d_j)` or

@@ -36,7 +36,7 @@ class Prox(HasLam, keras.layers.Layer):
             `constraint`. To be saved, a function needs
             `keras.saving.register_keras_serializable`.
         lam: weight of the distance, > 0; 1 by default. The larger, the nearer the output is to
-            the input. A variable that is read at every call: `LambdaSchedule` drives it.
+            the input. A variable that is read at every call: `LambdaSchedule` sets it.
         constraint: the set C, a name or a `Regularizer` of a set (`"simplex"`, `"box"`, ...); for
             a callable R it must be finite and smooth on C. None by default.
         over: what R sees at once: `"example"` one vector along the last axis (the default);

@@ -221,7 +221,7 @@ class ProxCCA(_MultiviewProx):
     Args:
         num_components: k, 1 <= k <= min(d1, d2); None (the default) is min(d1, d2).
         lam: weight of the displacement, > 0; 1 by default. Large values leave the views alone. A
-            non-trainable weight: drive it with `LambdaSchedule`, or `layer.lam = 0.5`.
+            non-trainable weight: set it by `LambdaSchedule`, or `layer.lam = 0.5`.
         weight: factor >= 0 of the envelope in the training loss; 0 (default) is the paper's
             layer.
         epsilon: ridge eps >= 0 on each view's covariance; 1e-4 by default.

@@ -132,7 +132,7 @@ class GatedRNN(HasLam, keras.layers.RNN):
     )
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets the weights of a layer of this class, or of the Keras layer (lam is kept)."""
+        """Sets weights taken from this class, or from the Keras layer (then lam is kept)."""
         super().set_weights(with_lam(self, weights))
 
     def call(

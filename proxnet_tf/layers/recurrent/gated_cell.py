@@ -149,7 +149,7 @@ class GatedCell(HasLam, keras.layers.Layer):
         return self.solves.status
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets the weights of a cell of this class, or of the Keras cell (lam is kept)."""
+        """Sets weights taken from this class, or from the Keras cell (then lam is kept)."""
         super().set_weights(with_lam(self, weights))
 
     def call(self, inputs: tf.Tensor, states: Any, training: bool = False) -> tuple[tf.Tensor, Any]:

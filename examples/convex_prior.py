@@ -1,11 +1,11 @@
 """A convex prior inside a network: does it help to say that signals are piecewise constant?
 
 Signals of 64 steps with a few jumps are seen blurred and with noise. A linear network learns to
-undo that from few examples. The same network with `Prox("total_variation")` at its end returns the
-nearest signal with few jumps: what is known need not be learned. It lowers the error by a fifth to
-a quarter, whatever the number of examples.
+undo blur and noise from few examples. The same network with `Prox("total_variation")` at its end
+returns the nearest signal with few jumps: what is known need not be learned. This lowers the error
+by a fifth to a quarter, whatever the number of examples.
 
-To copy: a named prior as the last layer; lam says how far it may move the features.
+To copy: a named prior as the last layer; the smaller lam, the further it moves the features.
 """
 
 import keras

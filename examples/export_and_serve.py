@@ -2,7 +2,7 @@
 
 A model with a proximal layer is trained and exported. With `inference="moving"` the layer applies a
 mean and a linear map that it learned while training: no solver is left in the exported model, and
-a row is predicted alike in any batch. A new process that imports TensorFlow alone predicts from it.
+the prediction of a row does not depend on its batch. A new process predicts with TensorFlow alone.
 
 To copy: `ProxCCA(..., inference="moving")`, `model.export`, and SERVE for the other side.
 """

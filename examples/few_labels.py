@@ -1,11 +1,11 @@
 """Two views and few labels: does asking the views to agree help?
 
 Digits seen through two feature extractors, 1200 of them, of which 2 of each class have a label.
-`with_unlabelled` makes batches of 20 rows with a label and 80 without: the classification loss
-leaves the 80 out, and the correlation of the two codes uses them. Five ways, each with settings
+`with_unlabelled` makes batches of 20 rows with a label and 80 without. The classification loss
+leaves the 80 out; the correlation of the two codes uses all rows. Five ways, each with settings
 from docs/labels.md: plain, the correlation in the loss (`CCARegularizer`), the proximal layer
 between codes and predictors (`ProxCCA`), both, and codes trained for correlation first, predictors
-after (`DCCA`), which gains most here: 26.5 against 51.8 % error.
+afterwards (`DCCA`). `DCCA` gains most here: 26.5 against 51.8 % error.
 
 To copy: `with_unlabelled`, `pretrain` of `DCCA`, the layers that stand between.
 """

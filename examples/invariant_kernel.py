@@ -1,8 +1,8 @@
 """Invariant kernel features: what do unlabelled points say about two labels?
 
-Two moons with one label each. The nearest labelled point, by the distance of kernel features, names
-the class. Features that are made flat at the unlabelled points (`"gradient_flatness"`) or along the
-graph of their neighbours (`"graph_laplacian"`) follow the moons.
+Two moons with one label each. The labelled point that is nearest in the space of kernel features
+names the class. Features that are made flat at the unlabelled points (`"gradient_flatness"`) or
+along the graph of their neighbours (`"graph_laplacian"`) follow the moons.
 
 To copy: `ProxKernelFeatures(landmarks=..., invariances=[...], lam=...)` before any classifier.
 """

@@ -2,8 +2,8 @@
 
 Digits seen through two feature extractors; a share of the 400 training rows lacks one of the views.
 A classifier with `ProxCCA` between codes and predictors learns from the complete rows alone, or
-from all rows: each predictor from those that have its view, and the layer leaves incomplete rows
-alone. Keeping the rows is what matters.
+from all rows. Then each predictor learns from the rows that have its view, and the layer passes
+incomplete rows unchanged. Keeping the rows is what matters.
 
 To copy: NaN for what is missing, `nan_is_missing=True`, and prediction from one view.
 """
@@ -31,7 +31,7 @@ def make_model(widths):
 
 
 def start_again(model, weights):
-    """As new, without compiling the model again."""
+    """Sets the model back to its start, without compiling it again."""
     model.set_weights(weights)
     model.optimizer.iterations.assign(0)
     for state in model.optimizer.variables[2:]:  # after the steps and the learning rate

@@ -18,7 +18,7 @@ from proxnet_tf.datasets import load_multiple_features
 
 
 def train(views, labels, epochs, strategy, synchronized=False):
-    """The loss by epoch, and the weights after the last."""
+    """The loss by epoch, and the weights after the last epoch."""
     with strategy.scope():
         keras.utils.set_random_seed(0)
         inputs = [keras.Input((view.shape[1],)) for view in views]

@@ -4,8 +4,8 @@ Counts per hour are noisy; their rate is positive and changes slowly. R(z) = str
 sqrt((z_t - z_{t-1})^2 + 0.1^2) - sum log z_t says so in two terms, and `Prox(R)` returns the
 minimiser of R(z) + lam/2 ||z - x||^2 for every row, with the exact gradient with respect to x.
 
-To copy: R in TensorFlow operations, one number a row, +inf where it is undefined; `start` inside of
-the domain; `status` after an eager call says whether every row was solved.
+To copy: R in TensorFlow operations, one number a row, +inf where R is undefined; `start` inside
+the domain of R; `status` after an eager call says whether every row was solved.
 """
 
 import numpy as np

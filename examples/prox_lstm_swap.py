@@ -1,8 +1,8 @@
 """Swap an LSTM for a ProxLSTM: does it stand noise in its input better?
 
-Nine speakers are told apart by a vowel. An LSTM is trained; then it is trained on as long again,
-once as it is and once with `ProxLSTM.from_lstm(lstm, lam)` in its place. The proximal layer has the
-same weights and moves each cell state towards one that changes less with the input.
+Nine speakers are told apart by a vowel. An LSTM is trained. Then the training goes on as long
+again, once with the LSTM and once with `ProxLSTM.from_lstm(lstm, lam)` in its place. The proximal
+layer has the same weights and moves each cell state towards one that changes less with the input.
 
 To copy: `ProxLSTM.from_lstm`, masks included; the rest of the network stays.
 """

@@ -1,11 +1,11 @@
 """Query by sketch: does a drawing find the one digit that it was made from?
 
-A photo is a digit of 16 x 15 pixels. Its sketch is the outline, moved by a pixel or none, without a
-fifth of its points. `LinearCCA` and `DCCA` learn from 1200 pairs; then 800 new sketches and photos
-look for their partners, by the cosine. Of the canonical variates of linear CCA 51 % have theirs
-among the first ten of 800, of those of DCCA 61 %, of the pixels 24 %. The settings were tried by
-hand on these data. The figure shows six sketches and what is most similar to them; a frame marks
-the photo that a sketch was made from.
+A photo is a digit of 16 x 15 pixels. Its sketch is the outline, shifted by at most one pixel,
+without a fifth of its points. `LinearCCA` and `DCCA` learn from 1200 pairs; then 800 new sketches
+and photos look for their partners, by the cosine. With the canonical variates of linear CCA 51 %
+find their partner among the first ten of 800, with those of DCCA 61 %, with the pixels 24 %. The
+settings were tried by hand on these data. The figure shows six sketches and what is most similar to
+them; a frame marks the photo that a sketch was made from.
 
 To copy: `RecallAtK`; `LinearCCA` of the codes of a `DCCA`, and `project` for a query of one view.
 """
@@ -53,7 +53,7 @@ def main(arguments=None):
     images = data()
     train, test = ([x[part].reshape(-1, 306) for x in images] for part in (TRAIN, TEST))
     encode = learnt(train, 2 if options.small else 60)
-    # Codes of two views correlate up to a linear map of each, which linear CCA finds.
+    # The codes of two views agree only up to a linear map of each, which linear CCA finds.
     linear, deep = LinearCCA(16, ridge=1.0), LinearCCA(16, ridge=0.1)
     codes = {"pixels": test, "LinearCCA": variates(linear.fit(*train), test)}
     codes["DCCA"] = variates(deep.fit(*encode(train)), encode(test))

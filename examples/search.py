@@ -1,7 +1,7 @@
 """A search with a build function of one's own: which lam, which width?
 
 KerasTuner calls `build` with the hyperparameters of a trial. The proximal layer is part of the
-model like any other, so that lam and the width of the codes are hyperparameters like any other.
+model, so lam and the width of the codes are hyperparameters like any other.
 (`proxnet_tf.tuning` has ready-made HyperModels that search the schedule of lam and the batch, too.)
 
 To copy: `hp.Float("lam", ..., sampling="log")`, the plain `RandomSearch`. Needs the extra `tuner`.

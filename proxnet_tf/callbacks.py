@@ -39,10 +39,10 @@ class LambdaSchedule(keras.callbacks.Callback):
 
     A layer's weight `lam` can also be set by hand, `layer.lam = 0.1`.
 
-    It drives all layers and cells of the model, nested models included, that have a variable
-    `lam`, and writes the value to the epoch's logs as `lam`. It holds no variable: a deep copy
-    (KerasTuner makes one) drives the model that it is fitted with. Epochs are absolute, so a run
-    resumed with `initial_epoch` continues the schedule.
+    The callback sets all layers and cells of the model, nested models included, that have a
+    variable `lam`, and writes the value to the epoch's logs as `lam`. It holds no variable: a deep
+    copy (KerasTuner makes one) sets the model that it is fitted with. Epochs are absolute, so a
+    run resumed with `initial_epoch` continues the schedule.
 
     Args:
         schedule: callable from the epoch (0 is the first) to lam > 0, such as
@@ -64,7 +64,7 @@ class LambdaSchedule(keras.callbacks.Callback):
     [0.5, 1.0]
 
     Reference: Li, Ma, Zhang (2020), section 5.1: lam grows so that the layer fades out and can be
-    left away at test time.
+    left out at test time.
     """
 
     def __init__(self, schedule: Callable[[int], float], verbose: int = 0):

@@ -20,7 +20,7 @@ def check_number(
 
     Args:
         name: the argument's name, for the message.
-        value: what came; a real number, finite, or a scalar array or eager tensor with one.
+        value: what to check: a finite real number, or a scalar array or eager tensor with one.
         above: exclusive lower bound.
         at_least: inclusive lower bound.
     """
@@ -44,7 +44,7 @@ def check_integer(name: str, value: object, *, at_least: int = 1) -> int:
 
     Args:
         name: the argument's name, for the message.
-        value: what came; an integer, or a scalar array or eager tensor with one.
+        value: what to check: an integer, or a scalar array or eager tensor with one.
         at_least: inclusive lower bound.
     """
     known = unwrapped(value)
@@ -71,7 +71,7 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
 
     Args:
         name: the argument's name, for the message.
-        value: what came.
+        value: what to check.
         choices: what is allowed.
     """
     if value not in choices:
@@ -81,11 +81,11 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> str:
 
 
 def check_bool(name: str, value: object) -> bool:
-    """Returns `value` if it is `True` or `False`, or raises a `ValueError` naming both.
+    """Returns `value` if it is `True` or `False`, or raises a `ValueError` that names both.
 
     Args:
         name: the argument's name, for the message.
-        value: what came.
+        value: what to check.
     """
     if not isinstance(value, bool):
         raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
@@ -96,7 +96,7 @@ def check_device(value: object) -> str | None:
     """Returns a `device` (None or a device name such as "CPU:0"), or raises a `ValueError`.
 
     Args:
-        value: what came.
+        value: what to check.
     """
     kind = None
     with contextlib.suppress(ValueError, AttributeError, TypeError):
@@ -137,10 +137,10 @@ def at_least_float32(dtype: str | tf.DType) -> tf.DType:
 
 
 class HasLam:
-    """A base of the layers with a weight `lam`: non-trainable, at least float32, never autocast.
+    """The base of layers with a weight `lam`: non-trainable, at least float32, never autocast.
 
     `add_lam` makes it in the constructor, and it is saved with the weights. `layer.lam = 0.1`
-    assigns a value in (0, inf). `lam_in` reads it at every call, so that `LambdaSchedule` drives it
+    assigns a value in (0, inf). `lam_in` reads it at every call, so `LambdaSchedule` can change it
     between batches.
     """
 
@@ -163,8 +163,8 @@ class HasLam:
     def lam_in(self: Any, dtype: str | tf.DType) -> tf.Tensor:
         """The value of `lam` in `dtype`; NaN where it is not in (0, inf).
 
-        A wrong value that a graph has assigned thus shows in the outputs. `nan_without` makes sure
-        of it where an operation may drop NaN.
+        A wrong value that a graph has assigned thus makes the outputs NaN. `nan_without` ensures
+        this where an operation may drop NaN.
         """
         lam = tf.cast(self.lam, dtype)
         return tf.where((lam > 0) & tf.math.is_finite(lam), lam, tf.cast(math.nan, lam.dtype))
@@ -176,7 +176,7 @@ class HasLam:
 
 
 class LamWeight(keras.Variable):
-    """The weight of a `HasLam`.
+    """The weight `lam` of a `HasLam`.
 
     Its path is that of the layer, as for weights made in `build`, although the weight exists from
     the layer's constructor on.

@@ -15,13 +15,13 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         {"cluster": {"worker": ["host0:2222", "host1:2222"]},
          "task": {"type": "worker", "index": 0}}
 
-    Without it there is one worker. A batch is that of all workers together, and each gets a part of
-    its rows, so `batch_size` should be a multiple of the number of replicas. Every worker returns
-    the same history. Keras shuffles with the generator of each process: give all the same seed with
-    `keras.utils.set_random_seed`, or `shuffle=False`.
+    Without `TF_CONFIG` there is one worker. A batch is that of all workers together, and each gets
+    a part of its rows. So `batch_size` should be a multiple of the number of replicas. Every worker
+    returns the same history. Each process shuffles with its own generator: give all processes the
+    same seed with `keras.utils.set_random_seed`, or pass `shuffle=False`.
 
     Keras asks its strategy for two reductions that TensorFlow's own class refuses for workers. One
-    is the mean of a whole batch, of which Keras reads the shapes and dtypes alone. The other is
+    is the mean of a whole batch, of which Keras uses only the shapes and dtypes. The other is
     the mean of scalar logs over an axis that a scalar does not have. Nothing else differs.
 
     A worker that dies stops the others with an error. Start all again, with
@@ -58,12 +58,12 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
         )
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None) -> Any:
-        """As `tf.distribute.Strategy.reduce`, and for what Keras asks.
+        """As `tf.distribute.Strategy.reduce`, and the two reductions that Keras asks for.
 
         Args:
             reduce_op: "SUM", "MEAN" or a `tf.distribute.ReduceOp`.
-            value: a value for each replica. Of a structure of such values each leaf comes back as
-                it is on the first replica of this worker.
+            value: a value for each replica. For a structure of such values the result has each leaf
+                as it is on the first replica of this worker.
             axis: the axis to reduce beside the replicas, or None. Scalars have none: they are
                 reduced over the replicas alone.
         """

@@ -24,9 +24,9 @@ def cca_loss(
 
         L = - sum_{i<=k} sigma_i(T),  T = (Sxx + eps I)^(-1/2) Sxy (Syy + eps I)^(-1/2)
 
-    with the covariances Sxx, Sxy, Syy of the rows. Differentiable in closed form without divisions
-    by spectral gaps (not where sigma_k = sigma_{k+1}); first derivatives only. Fewer than two rows
-    give 0.
+    with the covariances Sxx, Sxy, Syy of the rows and the singular values sigma_i(T). The gradient
+    is exact, without divisions by gaps between the sigma_i. There is none where
+    sigma_k = sigma_{k+1}, and no second derivative. Fewer than two rows give 0.
 
     Args:
         x: first view, `(batch, d1)` or `(batch, time, d1)`.
@@ -34,10 +34,10 @@ def cca_loss(
         num_components: k, 1 <= k <= min(d1, d2); None (the default) is min(d1, d2).
         epsilon: ridge >= 0 on each view's covariance, in the units of its columns; 1e-4 by
             default. With a smaller one, views of deficient rank are compared in their row spaces;
-            `ProxCCA` says what counts as rounding.
+            see `ProxCCA` for what counts as rounding.
         mask: boolean `(batch,)` (for sequences `(batch, time)`), or one per view with None
-            entries; the rows that it leaves out take no part. By default the masks that Keras
-            attached to the views.
+            entries; rows with False take no part. By default the masks that Keras attached to the
+            views.
         synchronized: in the replicas of a `tf.distribute` strategy, whether the rows of all
             replicas count together, as on one device; False by default. Every replica then
             returns the same number.
@@ -69,10 +69,10 @@ def gcca_loss(
 ) -> tf.Tensor:
     """How far two or more views are from a common core, L = J k - sum_{i<=k} mu_i.
 
-    It is min over G, U_j of sum_j ||G - X_j U_j||^2 + (n - 1) eps ||U_j||^2 with k orthonormal
-    columns in G, for the centred views X_j; mu_i are the largest eigenvalues of
-    S v = mu (blockdiag(S) + eps I) v. Differentiable in closed form (not where mu_k = mu_{k+1});
-    first derivatives only. Fewer than two rows give J k.
+    L is the minimum over G, U_j of sum_j ||G - X_j U_j||^2 + (n - 1) eps ||U_j||^2, with k
+    orthonormal columns in the core G, for the centred views X_j with covariance S. The mu_i are the
+    largest eigenvalues of S v = mu (blockdiag(S) + eps I) v. The gradient is exact (there is none
+    where mu_k = mu_{k+1}); first derivatives only. Fewer than two rows give J k.
 
     Args:
         inputs: J >= 2 views, `(batch, d_j)` or `(batch, time, d_j)`, as for `ProxGCCA`.
@@ -142,7 +142,7 @@ class _CorrelationLoss(keras.losses.Loss):
                 "rows; leave `sample_weight` and `class_weight` out."
             )
         value = tf.cast(_loss(self.border, y_pred, dtype=self.dtype), self.dtype)
-        # Keras sums the gradients of the replicas, and shows this times their number.
+        # Keras sums the gradients of the replicas, and reports this value times their number.
         return value / tf.distribute.get_strategy().num_replicas_in_sync
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
@@ -180,8 +180,8 @@ class CCALoss(_CorrelationLoss):
             Keras masks are respected.
 
     Returns:
-        A scalar. In the replicas of a strategy it is divided by their number, as Keras's losses
-        are: the sum over replicas is the loss.
+        A scalar. Under a strategy each replica returns it divided by the number of replicas, as
+        Keras's losses do: the sum over replicas is the loss.
 
     Raises:
         ValueError: for sample weights, and as `ProxCCA`.

@@ -1,4 +1,4 @@
-"""How a multiview proximal layer solves its problem, as a value: `ProxCCA(solver=Newton(...))`."""
+"""Solvers of the multiview proximal layers, as arguments: `ProxCCA(solver=Newton(...))`."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -46,13 +46,13 @@ class Newton(MultiviewSolver):
     are saved in the configuration of the layer.
 
     Args:
-        tolerance: bound > 0 on the relative residual, of the map ||F|| / ||R|| in equation (4) and
-            of the linear system of its gradient.
+        tolerance: bound > 0 on the relative residuals: ||F|| / ||R|| of equation (4) for the map,
+            and that of the linear system for its gradient.
         max_iterations: bound >= 1 on the evaluations of the problem.
         jit_compile: whether XLA compiles the iterations: True, False or "auto" (the default), True
             where TensorFlow was built with XLA. The results are equal up to the tolerance. With
             XLA the first call takes a few seconds longer and every later one is faster.
-        device: such as "CPU:0", where the problem is solved; only D x D matrices travel. None
+        device: where the problem is solved, such as "CPU:0"; only D x D matrices move there. None
             leaves it to TensorFlow. "auto" (the default) is the host if there is a GPU and D is at
             most 256, where launching many small kernels on the GPU takes longer than the solve,
             and None otherwise.
@@ -111,10 +111,10 @@ def get(identifier: Any) -> MultiviewSolver:
     """A solver from a solver, its name ("newton", "lbfgs") or its saved configuration.
 
     Args:
-        identifier: what came.
+        identifier: any of these.
 
     Raises:
-        ValueError: none of these.
+        ValueError: anything else.
 
     Example:
 

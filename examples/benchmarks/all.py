@@ -2,9 +2,9 @@
 
     python examples/benchmarks/all.py --output outputs
 
-A script that defines `benchmark()` (see timing.py) gives rows of the table. One that does not is
-run as it is, with --quick where it has that, and what it prints comes below the table. Each runs in
-a process of its own, with its share of the time; one that fails or takes longer is named.
+A script that defines `benchmark()` (see timing.py) gives rows of the table. Any other script is
+run as it is, with --quick if it has that option, and its output comes below the table. Each runs in
+a process of its own, with its share of the time; the report names scripts that fail or run longer.
 """
 
 import argparse

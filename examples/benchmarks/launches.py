@@ -5,8 +5,8 @@
 Kernels are the operations of the traced step, those of its functions and loops included, without
 constants, reshapes and what only reads shapes. `Newton(device=None)` leaves the D x D problem on
 the GPU; `device="auto"` puts it on the host where D is at most 256 (here "CPU:0" is asked for,
-which is the same). A body of a loop counts once, and a part that XLA compiles as the operations
-that it is made of: fusion makes fewer kernels of them, iterations make more.
+which is the same). The body of a loop counts once, and a part that XLA compiles counts as its
+operations. Fusion makes fewer kernels of them, iterations more.
 """
 
 import argparse

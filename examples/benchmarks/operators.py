@@ -2,12 +2,12 @@
 
     python examples/benchmarks/operators.py
 
-Each operator at (1024, 256) in float32 against reading and writing its input once (x -> 1.5 x),
-with its largest difference from float64; the nuclear norm against `tf.linalg.svd`, the simplex
-against `tf.sort` alone; total variation at (256, 1024) against pyproximal's `TV`,
-called for every row with as many iterations as an error of 1e-6 takes; the generic solver on a
-quadratic R against the closed form, and on functions R at (100, 20) against one value of R with
-its gradient.
+Each operator at (1024, 256) in float32 is compared with reading and writing its input once
+(x -> 1.5 x), and its largest difference from float64 is shown. The nuclear norm is compared with
+`tf.linalg.svd`, the simplex with `tf.sort` alone, total variation at (256, 1024) with pyproximal's
+`TV`, called for every row with the iterations that an error of 1e-6 takes. The generic solver is
+compared on a quadratic R with the closed form, and on functions R at (100, 20) with one value of R
+and its gradient.
 """
 
 import argparse

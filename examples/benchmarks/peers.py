@@ -3,14 +3,14 @@
     pip install -e '.[peers]'
     python examples/benchmarks/peers.py [cca_loss linear_cca operators prox_lstm retrieval]
 
-A peer that is not installed is named and left out. Both run in one process, in turn, on the same
-data, each with as many threads as there are cores; times are medians of at least seven. Deep CCA
-as public TensorFlow code has it is written here on its own.
+A peer that is not installed is named and left out. Both programs run in one process, in turn, on
+the same data, each with as many threads as there are cores; times are medians of at least seven.
+The usual deep CCA loss of public TensorFlow code is written out here.
 """
 
 import os
 
-# Threads of OpenMP that wait for work in a loop take the cores from TensorFlow's, and the reverse.
+# OpenMP threads that wait for work in a busy loop take cores from TensorFlow, and the reverse.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import argparse
@@ -31,7 +31,7 @@ from proxnet_tf import CCALoss, LinearCCA, ProxLSTM, RecallAtK
 from proxnet_tf.ops.convex.table import OPERATORS
 
 EPSILON = 1e-4
-# That this process may use: `taskset -c 0` makes every program run on one.
+# The cores that this process may use: with `taskset -c 0` every program runs on one.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 HEADER = ("case", "peer", "ours, ms", "peer, ms", "ours / peer", "least to largest")
 HEADER += ("error of ours", "of the peer")

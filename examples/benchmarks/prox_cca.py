@@ -2,10 +2,10 @@
 
     python examples/benchmarks/prox_cca.py [--repeats 7] [--quick] [--rows]
 
-Beside the layer runs, in the same process and written here on its own, the published
-computation: SciPy's L-BFGS-B with its defaults over all 2 n d entries; one solve forward, two
-backward for a central difference with the step 1e-2 (1 + ||h||_inf) / ||g||_inf. Times are
-medians, ratios of times are what counts. Run it on a machine that does nothing else.
+The published computation, written out here, runs in the same process: SciPy's L-BFGS-B with its
+defaults over all 2 n d entries, with one solve forward and two backward, for a central difference
+with the step 1e-2 (1 + ||h||_inf) / ||g||_inf. Times are medians; compare their ratios. Run it on a
+machine that does nothing else.
 """
 
 import argparse

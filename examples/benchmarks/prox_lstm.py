@@ -1,9 +1,9 @@
 """What a training step of the recurrent layers costs, as multiples of Keras's, and how exact it is.
 
-All in one process; in every round each candidate runs once, so that a disturbance of the machine
-meets all of them; the numbers are medians of the ratios within a round. The errors are those of
-the float32 layer against itself in float64, solved by Cholesky's decomposition: the largest, over
-the outputs and over the gradients of the weights, relative to the norm of each.
+All run in one process. In every round each candidate runs once, so a disturbance of the machine
+affects all of them. The numbers are medians of the ratios within a round. The errors compare the
+float32 layer with itself in float64, solved by Cholesky's decomposition: the largest one of the
+outputs, and of the gradients of the weights, relative to the norm of each.
 
     python examples/benchmarks/prox_lstm.py            # the table
     python examples/benchmarks/prox_lstm.py --memory   # peak of one step at (16, 239, 256, 1024)
@@ -37,8 +37,8 @@ class JacobianCell(LSTM_CELL):
         return output, [hidden, c]
 
 
-# How each layer is made, from units and arguments of the proximal part, and what it is a multiple
-# of. XLA cannot compile the vectorised jacobian of a split.
+# How each layer is made, from units and arguments of the proximal part, and with which layer it is
+# compared. XLA cannot compile the vectorised jacobian of a split.
 LAYERS = {
     "RNN(LSTMCell)": (lambda u, **k: RNN(LSTM_CELL(u)), None),
     "ProxLSTM": (lambda u, **k: ProxLSTM(u, **k), "RNN(LSTMCell)"),

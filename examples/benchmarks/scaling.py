@@ -5,7 +5,7 @@
 Each row runs in a process of its own: median time of a step (forward and backward in one graph),
 ratio to the two products X^T X and X M alone, solver evaluations and residual, and the peak
 memory of the step above its inputs (Linux). Replicas are logical devices of the same CPU, so
-that their row shows what synchronizing costs, not a speed-up. Writes a table and a figure.
+their row shows what synchronizing costs, not a speed-up. Writes a table and a figure.
 """
 
 import argparse
@@ -67,9 +67,9 @@ def step_and_data(case):
 
 
 def measure_memory(case):
-    """Peak memory of a step above what is there before, outputs included (Linux).
+    """Peak memory of a step above the memory in use before, outputs included (Linux).
 
-    The results of the steps before are kept, so that no freed room is there for it to use.
+    The results of earlier steps are kept, so that the step cannot use memory that they freed.
     """
     step, x, g = step_and_data(case)
     held = [step(x, g), step(x, g)]

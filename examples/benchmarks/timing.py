@@ -26,7 +26,7 @@ class Comparison:
 
 
 def wait(result):
-    """Returns when the tensors in nested lists and tuples are there."""
+    """Returns when the tensors in nested lists and tuples are computed."""
     if isinstance(result, list | tuple):
         for one in result:
             wait(one)
@@ -35,7 +35,7 @@ def wait(result):
 
 
 def seconds(function):
-    """The time of one call, until its tensors are there."""
+    """The time of one call, until its tensors are computed."""
     began = time.perf_counter()
     wait(function())
     return time.perf_counter() - began

@@ -3,11 +3,11 @@
     python examples/paper/correlation_gradient.py
 
 A network for two views of digits is trained without the layer for `--epochs`. On mini-batches of
-its codes F it then compares the direction in which a gradient step moves F with the direction
-that raises their total canonical correlation: the cosine of - dJ/dF and - dL/dF, for the loss
-J on F itself (Vanilla), on the proximal map of F (ProxNet), with the envelope of that map added,
-and with L added to the first (RRM; both terms with the weight `--rrm-weight`). It also tells
-which share of the squared gradient reaches the rows without a label.
+its codes F it then compares the direction in which a gradient step moves F with the direction that
+raises their total canonical correlation: the cosine of - dJ/dF and - dL/dF, for the loss J on F
+itself (Vanilla), on the proximal map of F (ProxNet), with the envelope of that map added, and with
+L added to the first loss (RRM). Both terms have the weight `--rrm-weight`. It also prints the share
+of the squared gradient that reaches the rows without a label.
 """
 
 import argparse

@@ -19,7 +19,7 @@ NAMES = methods.NAMES | methods.PUBLISHED
 
 @dataclasses.dataclass
 class Settings:
-    """What is tuned. `strength` is lam at epoch 0 (prox), or the weight of L (rrm) or of the
+    """The tuned settings. `strength` is lam at epoch 0 (prox), or the weight of L (rrm) or of the
     reconstruction errors (dccae), `weight` that of the envelope. `normalize` gives the codes unit
     variance (batch statistics)."""
 
@@ -77,7 +77,7 @@ def split_data(view_names, seed, labels_per_class=None):
 
 
 def make_model(method, widths, settings, predict_with="average", inference="identity"):
-    """One of the methods; the parts are the same for all."""
+    """The model of a method; all methods use the same networks."""
 
     def network(units, *last):
         hidden = Dense(settings.hidden, activation="relu")
@@ -174,7 +174,7 @@ def summary(values):
 
 
 def add_data_arguments(parser):
-    """What the examples on these data share."""
+    """The options that the examples on these data share."""
     parser.add_argument("--views", nargs="+", default=["fou", "zer"], metavar="VIEW")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=positive, default=30)
@@ -190,7 +190,7 @@ def add_data_arguments(parser):
 
 
 def check_data_arguments(parser, options):
-    """Refuses values that would fail after a training."""
+    """Refuses values that would fail only after the training."""
     if len(options.views) < 2:
         parser.error("--views needs two or more views")
     if options.labels_per_class is not None and not 1 <= options.labels_per_class <= 120:

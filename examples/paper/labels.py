@@ -17,7 +17,7 @@ errors on validation rows, most of Vanilla and RRM, some of six other methods):
   hidden layer of 64 on each code; the loss is the mean of the views' cross-entropies, the
   prediction averages their logits. 288 steps of Adam (24 epochs, batches of 100; Vanilla's
   training loss is near 0 by then), a constant learning rate, the weights after the last step.
-* Few labels: every training row is in the batches; the cross-entropy leaves out those without a
+* Few labels: every training row is in the batches; the cross-entropy leaves out rows without a
   label (weight 0). A row that has a label among 5 a class has it among 10.
 * Methods: `METHODS` below. DCCA and DCCAE train encoders for 288 steps in batches of 400, then the
   classifiers for 288 steps. Linear CCA is of the raw columns (of glyphs: means of 4 x 4
@@ -26,8 +26,8 @@ errors on validation rows, most of Vanilla and RRM, some of six other methods):
   "Dropout" is there because a layer that acts in training only could be no more than noise.
 * Settings are chosen at 10 labels a class, the middle of the range (on a log scale), and used at
   every number of labels: 20 settings for every pair and method, a Latin hypercube on the log scale
-  of `SPACE` (learning rates are the same for all methods); all on seed 100, the best four on
-  seeds 101 and 102 too; the least mean validation error of these three wins. If a chosen value
+  of `SPACE` (learning rates are the same for all methods); all on seed 100, the best four also
+  on seeds 101 and 102; the least mean validation error over the three seeds wins. If a chosen value
   lies in the first or last twentieth of its range, the range grows there by half its length (on
   the log scale) and 20 new settings are tried, at most twice.
 * Then seeds 0 to 9 at 2, 5, 10, 20, 50 and all 120 labels a class. The falling schedule (the
@@ -37,14 +37,14 @@ errors on validation rows, most of Vanilla and RRM, some of six other methods):
   correction over the methods of one pair and number of labels (a longer family could never be
   significant: with ten seeds p is at least 0.002).
 * Robustness, of the same models: one view missing (the other's logits alone), noisy (normal noise
-  of deviation 1 on scaled columns or pixels), replaced (another test row's). Each the mean over
-  which view it is. Mispaired training: 10 and 30 % of the training rows exchange second views, at
-  10 labels, seeds 0 to 4, the settings above; a label is that of the first view.
+  of deviation 1 on scaled columns or pixels), replaced (by that of another test row). Each is the
+  mean over both views. Mispaired training: 10 and 30 % of the training rows exchange second views,
+  at 10 labels, seeds 0 to 4, the settings above; a label is that of the first view.
 * The solver's tolerance is 1e-4 (default 1e-8), a quarter faster.
 * A change after a first run on glyphs: learning rates go up to 0.3 there, for every method. In that
   run (validation and test errors of most methods were seen) Vanilla's best rate on the shorter
   range had 45 % validation error, and one three times the end of the range 33 %; methods whose
-  range happened to grow were ahead of methods whose did not.
+  range happened to grow were ahead of the others.
 * Two additions, written down before their first run and run by themselves: many classes
   (`--pairs glyphs50`: 50 characters, of each 24 rows to train, 6 to choose settings, 10 to test)
   and small batches (`--pairs fou+zer --batch 25`: the same 24 epochs, four times the steps).
@@ -55,8 +55,8 @@ errors on validation rows, most of Vanilla and RRM, some of six other methods):
   too. And a fourth pair, `halves`: the left and the right half of scikit-learn's 8 x 8 digits, 32
   pixels each, where neither half tells all. Its classes have 174 images at least: 120 to train, 20
   to choose settings, 34 to test; all methods.
-* Order: settings and seeds 0 to 4 of every pair, mispaired rows, seeds 5 to 9. What a limit of
-  time cuts is said in RESULTS.md.
+* Order: settings and seeds 0 to 4 of every pair, mispaired rows, seeds 5 to 9. RESULTS.md says
+  what was cut for lack of time.
 """
 
 import argparse
@@ -136,7 +136,7 @@ def draw(searched, space, count, attempt):
 
 
 def grown(settings, space, count):
-    """The space with the ranges longer at whose ends a setting lies; None if at none."""
+    """The space with longer ranges where the settings lie at an end; None if none do."""
     found = {}
     for name, value in settings.items():
         low, high = np.log(space[name])
@@ -170,7 +170,7 @@ class Study:
         return lams[::-1] if name == "falling" else lams
 
     def encoder(self, pair, name, settings, seed, mispaired):
-        """What takes views to fixed codes: linear CCA, or a first stage; the last one is kept."""
+        """A function of views to fixed codes, by linear CCA or a first stage; the last is kept."""
         key = (pair, name, seed, mispaired, tuple(settings.items()))
         if self.first_stage[0] != key:
             part = part_of(pair, "train", seed, mispaired=mispaired)
@@ -196,7 +196,7 @@ class Study:
         return self.first_stage[1]
 
     def fit(self, pair, name, settings, labels, seed, mispaired=0.0):
-        """Trains a method; returns what takes views (and an inference) to logits of each."""
+        """Trains a method; returns a function of views (and an inference) to the logits of each."""
         method = METHODS[name]
         part = part_of(pair, "train", seed, labels, mispaired)
         encode, kind = None, method.kind
@@ -229,7 +229,7 @@ class Study:
         return error(predict(part.views).mean(0), part.labels)
 
     def test(self, pair, name, settings, labels, seed, mispaired=0.0):
-        """Errors on the test part, %: as it is, and with one view spoiled (each view in turn)."""
+        """Errors on the test part, %: clean, and with each view missing, noisy or replaced."""
         predict = self.fit(pair, name, settings, labels, seed, mispaired)
         part = part_of(pair, "test", seed)
         generator = np.random.default_rng([seed, 4])
@@ -360,7 +360,7 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    # One thread: the steps are too small for more.
+    # One thread: the steps are too small to use more.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     main()

@@ -150,14 +150,14 @@ def glance(errors):
 
 
 def gain(differences):
-    """A mean gain and its 95 % interval."""
+    """A mean gain with its 95 % interval."""
     if not len(differences):
         return ""
     return f"{differences.mean():+.1f} ± {interval(differences):.1f}"
 
 
 def robustness_table(errors, pair, labels):
-    """Test errors with one view spoiled, and what that adds to the error."""
+    """Test errors with one view missing, noisy or replaced, and the rise of the error."""
     columns = ("clean", "missing", "noisy", "replaced")
     rows = []
     for name in errors.methods(pair, labels):
@@ -213,7 +213,7 @@ def inference_table(errors, name):
 
 
 def settings_table(errors):
-    """What was chosen, and in how many searches."""
+    """The chosen settings, and the number of searches."""
     rows = []
     for (pair, name), found in errors.chosen.items():
         values = ", ".join(f"{key} {value:.2g}" for key, value in found["settings"].items())

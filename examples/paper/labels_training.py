@@ -65,7 +65,7 @@ def vicreg(f, g, covariance):
 
 
 def linear(part, ridge, is_image):
-    """Linear CCA of the training rows, as a function of views to codes of the width 10."""
+    """Linear CCA of the training rows, as a function from views to codes of width 10."""
 
     def rows(views):
         """The columns: those of the views, or the means of 4 x 4 pixels."""
@@ -83,11 +83,11 @@ def linear(part, ridge, is_image):
 
 
 class Trainer:
-    """What trains one kind of model.
+    """Trains one kind of model.
 
     Kinds: "plain", "dropout" (of the codes), "rrm", "prox", "prox+" (the correlation in the loss,
-    too), "own" (the layer's own envelope in the loss, too), "envelope" (that alone: the output of
-    the layer is left out), "barlow", "vicreg"; the first stages "dcca" and "dccae", which have no
+    too), "own" (the layer's own envelope in the loss, too), "envelope" (the envelope alone, without
+    the output of the layer), "barlow", "vicreg"; the first stages "dcca" and "dccae", which have no
     predictors; "codes", predictors on fixed codes.
 
     Args:

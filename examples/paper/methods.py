@@ -2,7 +2,7 @@
 
 Each view has an encoder and a predictor. Vanilla trains them with a classification loss alone. RRM
 adds minus the mean canonical correlation of the codes to the loss, ProxNet moves the codes by
-`ProxCCA` in between, ProxNet+L does both, as published. DCCA and DCCAE first train encoders for
+`ProxCCA` in between; ProxNet+L does both, as published. DCCA and DCCAE first train encoders for
 correlation (DCCAE for reconstruction, too), then predictors on the fixed codes. "ProxCCA with its
 envelope" is this package's: the layer moves the codes, and the value of its own problem is in the
 loss. Linear CCA of the views takes the place of the encoders of DCCA.
@@ -36,7 +36,7 @@ PUBLISHED = {"prox+": "ProxNet+L"}  # minus the mean correlation of the codes in
 def layers_between(
     method, views, *, correlation_weight=0.0, lam=1.0, inference="identity", **correlation
 ):
-    """What stands between codes and predictors.
+    """The layers between codes and predictors.
 
     `correlation_weight` is for RRM, ProxNet+L and the envelope, `lam` and `inference` are for
     ProxNet, `correlation` (`num_components`, `epsilon`) is for all of them.

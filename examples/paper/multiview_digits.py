@@ -7,9 +7,9 @@
 `make demo` runs it with two labels a class and five methods.
 
 Each view has its encoder and its classifier; the prediction averages their logits. ProxNet puts
-`ProxCCA` between them: in training, the codes of a mini-batch are moved towards high canonical
-correlation; at test time they pass unchanged (`--inference`). Writes a table, a figure and the
-trained model, which is reloaded in a new process.
+`ProxCCA` between encoders and classifiers: in training, the codes of a mini-batch are moved towards
+high canonical correlation; at test time they pass unchanged (`--inference`). Writes a table, a
+figure and the trained model, and reloads the model in a new process.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from report import figure, markdown, write
 
 from proxnet_tf import LinearCCA
 
-# The tuning crosses the first two and draws the others.
+# The tuning tries all pairs of the first two and draws the others at random.
 STRENGTHS = {
     "vanilla": [0.0],
     "dcca": [0.0],
@@ -108,7 +108,7 @@ def run(method, seed, settings, options):
 
 
 def draw(method, trial):
-    """The settings of a trial of the tuning; what all methods have is the same for all."""
+    """The settings of a trial of the tuning; shared settings are the same for all methods."""
     generator = np.random.default_rng(trial)
     strengths = STRENGTHS[method]
     return Settings(
@@ -174,7 +174,7 @@ def table(results):
 
 
 def findings(results):
-    """What the methods are, and which has the lowest error."""
+    """Text: what the methods are, and which has the lowest error."""
     errors = {name: np.mean([one["error"] for one in runs]) for name, runs in results.items()}
     best = min(errors, key=errors.get)
     lines = [f"{NAMES[name]}: {LEGEND[name]}" for name in results]

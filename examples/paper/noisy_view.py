@@ -3,8 +3,8 @@
     python examples/paper/noisy_view.py
 
 Each method predicts the test digits with the corrupted view alone (trained with a loss per view)
-and with averaged logits (trained on them). Noise of the level a mixes the features of every test
-digit with those of another: (1 - a) x + a x_other.
+and with averaged logits (trained with a loss of these). Noise of the level a mixes the features of
+every test digit with those of another: (1 - a) x + a x_other.
 """
 
 import argparse

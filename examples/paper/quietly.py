@@ -2,8 +2,8 @@
 
     python examples/paper/quietly.py examples/paper/multiview_digits.py --seeds 0
 
-Some of them come before TensorFlow reads TF_CPP_MIN_LOG_LEVEL. What is printed while TensorFlow is
-imported is held back, and shown if the import fails.
+Some of them come before TensorFlow reads TF_CPP_MIN_LOG_LEVEL. So all output during the import of
+TensorFlow is held back, and shown only if the import fails.
 """
 
 import os

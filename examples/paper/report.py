@@ -1,7 +1,7 @@
 """How the experiments make tables, figures and files.
 
-Files are written in one step, so that a stop leaves the old or the new one whole. A figure that
-cannot be drawn costs a line on standard error, never the result that it was to show.
+Files are written in one step, so that a stop leaves the old or the new one whole. If a figure
+cannot be drawn, a line on standard error says so, and the result is kept.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def markdown(header, rows):
 
 
 def mean_and_spread(values, digits=1, sign=""):
-    """Mean ± standard deviation, without the latter for one value; "" for none."""
+    """Mean ± standard deviation; the mean alone for one value; "" for none."""
     if not len(values):
         return ""
     spread = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
@@ -104,7 +104,7 @@ def learning_curves(histories, path):
 class Log:
     """Finished runs, a line of JSON each; a line that a stop cut short is dropped.
 
-    A line has what names the run, its result, and the seconds of CPU time that it took.
+    A line has the key of the run, its result, and the seconds of CPU time that it took.
     """
 
     def __init__(self, path):

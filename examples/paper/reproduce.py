@@ -8,9 +8,10 @@ Looks for the data in DIR and up to two levels of folders below. Every experimen
 of its own and has a folder OUTPUT/SIZE/NAME for what it prints (log.txt), its tables (Markdown),
 figures (PNG: learning curves, correlation before and after the proximal layer, t-SNE) and numbers
 (JSON). One that fails does not stop the others. OUTPUT/SIZE/report.md puts all together, with
-commands, commit, date, versions and times. What is finished is not run again, unless with --again:
-the same command goes on after a stop, in words, images, speech and labels at the first run that is
-missing. Words, images and speech say how many of their runs are done and what the others may take.
+commands, commit, date, versions and times. A finished experiment is not run again, unless with
+--again. The same command goes on after a stop; words, images, speech and labels go on at the first
+run that is missing. Words, images and speech also say how many runs are done and how long the
+others may take.
 """
 
 import argparse

@@ -1,9 +1,10 @@
 """Settings by one search for every method, then the same seeds for all: words, images, speech.
 
 Every method that trains has the same number of settings, a Latin hypercube of the ranges of its
-parameters, each trained once with a seed of its own and judged on validation data. The best one is
-trained with every seed and judged on test data. Finished runs are lines of a log; the same command
-goes on after a stop. A line says how many runs are done and how long the others may take.
+parameters. Each setting is trained once with a seed of its own and judged on validation data. The
+best one is trained with every seed and judged on test data. Finished runs are lines of a log; the
+same command goes on after a stop. A line says how many runs are done and how long the others may
+take.
 """
 
 import time
@@ -63,8 +64,8 @@ class Study:
         conditions: what is tested, the first one with every seed before the second.
         validate: `validate(method, settings, seed)` returns the validation error, or a dict with
             "error" and what else the tests need to know.
-        test: `test(method, settings, seed, condition)` returns {column: number}; settings are
-            those chosen, with what the validation found.
+        test: `test(method, settings, seed, condition)` returns {column: number}; `settings` are
+            the chosen ones, with the results of the validation.
     """
 
     def __init__(self, folder, size, spaces, trials, seeds, conditions, validate, test):
@@ -122,7 +123,7 @@ class Study:
             alike = [one for one in done if one["run"]["method"] == run["method"]]
             return np.mean([one["seconds"] for one in alike or done])
 
-        # The log has seconds of CPU time: as long as this process has waited, it will wait.
+        # The log has seconds of CPU time: scale by the wall time of this process over its CPU time.
         wall = time.perf_counter() - self.began[0]
         cpu = max(1e-3, time.process_time() - self.began[1])
         minutes = sum(map(typical, waiting)) / 60 * wall / cpu
@@ -184,7 +185,7 @@ class Study:
 
 
 class Kept:
-    """A model that is built and traced once, and set back for every run.
+    """A model that is built and traced once, and reset for every run.
 
     Args:
         model: built and compiled.
@@ -207,7 +208,7 @@ class Kept:
         layer.add_loss = lambda loss: add(self.weight * loss)
 
     def reset(self, seed, learning_rate, weight=1.0, ridge=1e-4):
-        """Sets back the weights, by the seed, and the optimizer; returns the model."""
+        """Resets the weights, by the seed, and the optimizer; returns the model."""
         self.weight.assign(weight)
         self.ridge.assign(ridge)
         for variable, value in self.initial:

@@ -16,7 +16,7 @@ The protocol, written before the first run (the sizes after timing single steps)
   the paper's learning rate and weight decay, which are not searched. A mini-batch holds series
   of similar length, padded to the longest of them, rounded up to a multiple of 16 steps (IMDB:
   random ones, all 200 steps).
-* Every method has two stages of the same length for all, and the weights after the last step count.
+* Every method has two stages, equally long for all methods; the weights after the last step count.
   First stage: a plain LSTM, or one that is trained adversarially. Second stage, from those weights
   with a fresh optimizer:
       LSTM                       plain, then plain;
@@ -33,8 +33,8 @@ The protocol, written before the first run (the sizes after timing single steps)
   epsilon (1, 3, 10; IMDB 0.1, 0.3, 1), decades of lam (0.01, 0.1, 1; for the other two methods
   around ProxLSTM's), and grows on the side where the best value lies at an edge, up to nine values
   (on IMDB lam stops at 0.001, where a run takes a quarter of an hour).
-  The best mean validation accuracy on seeds of their own (100, 101, ...) wins, then the validation
-  loss. Chosen with all training series, used at every number.
+  The best mean validation accuracy on separate seeds (100, 101, ...) wins; the validation loss
+  breaks ties. Settings are chosen with all training series and used at every number of series.
 * Then seeds 0, 1, ... on the test part, which nothing else sees. Noise: normal, of standard
   deviation 0.2, 0.5 and 1 in units of a feature's, on all test series. Attack: five steps of
   projected gradient ascent of the loss in an L2 ball of radius 0.5, 1 and 2 around a whole
@@ -78,7 +78,7 @@ SHOWN = 500  # points of a t-SNE
 
 
 class Method(NamedTuple):
-    """Its second stage, and whether its first one is adversarial ("words": on IMDB only)."""
+    """A method's second stage; whether its first is adversarial ("words": on IMDB only)."""
 
     prox: bool = False
     adversarial: bool = False
@@ -139,12 +139,12 @@ class Study:
         return fit, held, x_test
 
     def steps(self, epochs):
-        """As many for every number of training series: epochs of all of them."""
+        """Steps, as many for every number of training series as epochs of all series take."""
         fitted, _ = split(self.train, 0, self.task.speakers, self.options.per_class)
         return epochs * -(-len(fitted) // self.task.batch)
 
     def _first_stage(self, seed, count, epsilon):
-        """The weights after the first stage: plain without epsilon."""
+        """The weights after the first stage, which is plain without epsilon."""
         network = self.network(False, epsilon is not None)
         start = fresh_weights(self.task, self.train, self.options.words, seed)
         fit = self.parts(seed, count)[0]
@@ -189,7 +189,7 @@ class Study:
         return accuracy, loss
 
     def tune(self, name, kind, start, known):
-        """The value of `kind` of a method, beside settings that are `known`; all that was tried."""
+        """The best value of `kind` of a method with the `known` settings; and all values tried."""
         best, scores, at_edge = choose(
             lambda k: self.validation(name, {**known, kind: strength(kind, k)}),
             start,
@@ -336,7 +336,7 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    # One thread: the steps are too small for more.
+    # One thread: the steps are too small to use more.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     main()

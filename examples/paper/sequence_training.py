@@ -1,7 +1,7 @@
 """Data, networks and training for `sequence_classification.py`.
 
 A network of each kind (with an LSTM or a ProxLSTM, trained as it is or adversarially) is built
-once; epsilon and lam are variables of its graph, and weights are set back between runs.
+once; epsilon and lam are variables of its graph, and weights are reset between runs.
 """
 
 import dataclasses
@@ -148,8 +148,9 @@ def make_recurrent(task, prox):
 def pieces(x, size, similar, seed=0):
     """Rows of mini-batches, each with its number of steps.
 
-    Mini-batches of similar length are cut out of the series sorted by it (ties at random) and have
-    the steps of their longest one, rounded up; others are of random series, with all steps.
+    Mini-batches of similar length are cut out of the series sorted by length (ties at random). Each
+    has the steps of its longest series, rounded up. Other mini-batches take random series and all
+    steps.
     """
     if not similar:
         order = np.random.default_rng(seed).permutation(len(x))

@@ -83,7 +83,7 @@ def make_linear(shapes, predictors):
 
 
 def make_model(method, shapes, classes, options):
-    """One of the methods; the parts are the same for all."""
+    """The model of a method; all methods use the same networks."""
     predictors = [make_predictor(classes, options.hidden) for _ in shapes]
     if method == "linear":
         return make_linear(shapes, predictors)

@@ -9,8 +9,8 @@ and the blank of CTC. ProxNet puts `ProxCCA` between them, over all time steps o
 mode "logit-avg" the loss and the prediction take the mean of both views' logits; in the mode
 "acoustic" every view has its loss, and the acoustic view predicts alone. DCCA and DCCAE train their
 encoders first; their predictors get the code beside the input. A time step is `--stack` frames side
-by side. A mini-batch holds sequences of similar length. Noise is a share of another sequence's
-acoustics, added to a sequence's own, in training and test.
+by side. A mini-batch holds sequences of similar length. Noise is a share of the acoustics of
+another sequence that is added to a sequence, in training and test.
 
 The protocol, written before the first run: for every method `--trials` settings, a Latin hypercube
 of `spaces` (learning rates are the same for all), trained in the first of `--modes` with the
@@ -20,9 +20,9 @@ published, lam rising linearly to `rise` times its first value; "ProxCCA with it
 constant lam. Linear CCA of the time steps takes the place of the encoders of DCCA. The seed draws
 the noise, the initial weights and the batches.
 
-A change after a look at the search: a first one, in the mode "acoustic" with 120 frames a sequence
-and 99 steps of training, was stopped after eight runs. Vanilla had validation errors of 69 to 80 %.
-Shorter sequences give twice as many steps in the same time.
+A change after a look at the search: a first search, in the mode "acoustic" with 120 frames a
+sequence and 99 steps of training, was stopped after eight runs. Vanilla had validation errors of 69
+to 80 %. Shorter sequences give twice as many steps in the same time.
 
 Reports the phone error rate, (substitutions + deletions + insertions) / phones over the test part,
 with greedy decoding. Writes the table, a figure and `runs.jsonl` to `--output` after every run; the
@@ -155,7 +155,7 @@ class PhoneErrorRate(keras.metrics.Metric):
 
 
 def make_model(method, mode, widths, options):
-    """One of the methods; the parts are the same for all."""
+    """The model of a method; all methods use the same networks."""
     units = options.units
 
     def encoder(width):

@@ -5,9 +5,9 @@
     python examples/paper/tune_multiview.py --workers 2      # a chief and two workers: 2 minutes
 
 Tunes lam (schedule or constant), the width of the codes, the networks, the optimizer and the batch
-size by validation accuracy. Prints a line a trial and a table of the best, and writes to --output
-the search itself (tune_multiview/), the numbers, a plot of validation error against lam, and the
-best model as a SavedModel. A search that was stopped continues when it is started again;
+size by validation accuracy. Prints a line for each trial and a table of the best, and writes to
+--output the search itself (tune_multiview/), the numbers, a plot of validation error against lam,
+and the best model as a SavedModel. A search that was stopped continues when it is started again;
 --overwrite begins anew.
 
 With --workers N the script starts KerasTuner's chief, which hands out the trials, and N workers
@@ -20,8 +20,8 @@ system start each process yourself, the chief on the machine at KERASTUNER_ORACL
     KERASTUNER_TUNER_ID=tuner0 python examples/paper/tune_multiview.py &
     KERASTUNER_TUNER_ID=tuner1 python examples/paper/tune_multiview.py
 
-The chief then waits for a worker that died: start it again with the same KERASTUNER_TUNER_ID and it
-gets its trial again, or stop the chief and start everything again.
+The chief then waits for a worker that died: start the worker again with the same
+KERASTUNER_TUNER_ID, and it gets its trial again; or stop the chief and start everything again.
 """
 
 import argparse

@@ -2,11 +2,11 @@
 
     python examples/paper/two_moons.py --output two_moons.png
 
-The data have two labelled points, at the outer ends of the moons. The proximal map of
-R(f) = 1/2 sum_i ||grad f(x_i)||^2 in the space of a Gaussian kernel pulls each moon together.
-Writes a figure and, beside it, tables of the accuracy of 1-nearest-neighbour on the two labels,
-before and after, and of the predictions of the regularised risk (P1) and those of the proximal
-features (P2) over lambda.
+The data have two labelled points, at the outer ends of the moons. The proximal map of R(f) = 1/2
+sum_i ||grad f(x_i)||^2 in the space of a Gaussian kernel pulls each moon together. Writes a figure
+and, beside it, tables: the accuracy of 1-nearest-neighbour on the two labels, before and after;
+and, over lambda, the predictions of the regularised risk (P1) and those of the proximal features
+(P2).
 """
 
 import argparse
@@ -141,7 +141,7 @@ def draw(points, moon, labelled, embedded, grid, contour, reach, accuracies, lam
         axes[1].legend(loc="best", fontsize=8)
         for axis in axes[:2]:
             axis.locator_params(nbins=5)
-        # Away from the data the distance is near 1, between them far smaller: that range is shown.
+        # Away from the data the distance is near 1, and between them far smaller: show that range.
         levels = np.linspace(0, reach, 16)
         filled = axes[2].contourf(*grid, contour, cmap="cividis", levels=levels, extend="max")
         axes[2].contour(*grid, contour, levels=levels, colors="white", linewidths=0.4)

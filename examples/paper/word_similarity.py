@@ -6,26 +6,26 @@
 
 Every method learns codes of English and German words from translation pairs; linear CCA, fitted on
 the codes of the pairs, projects them; the cosine of two words of one language is compared with
-people's judgement (Spearman's correlation). Vanilla reconstructs the vectors from the codes alone,
-DCCAE, which is the RRM variant here, has the correlation of the codes in the loss, too, ProxNet
-reconstructs from the output of the proximal layer, and "ProxCCA with its envelope" has the value of
-the layer's problem in the loss.
+people's judgement (Spearman's correlation). Vanilla reconstructs the vectors from the codes alone.
+DCCAE, the RRM variant here, has the correlation of the codes in the loss, too. ProxNet reconstructs
+from the output of the proximal layer, and "ProxCCA with its envelope" has the value of the layer's
+problem in the loss.
 
 The protocol, written before the first run: for every method `--trials` settings, a Latin hypercube
 of `SPACES` and of `--codes`, `--widths` and `--depths` (what methods share is the same for all),
 trained on nine tenths of the training pairs and judged by the mean reciprocal rank of a word's
 translation among those of the others (no German word is in both); the similarity sets are not
-looked at. Error is 100 minus it. Ridge and components of the last projection are chosen with it.
-The best settings are trained on all pairs with every seed, as long. SGD with momentum 0.99, the
-learning rate divided by 10 after one third of the epochs, and after two.
+looked at. The error is 100 minus this rank. Ridge and components of the last projection are chosen
+with it. The best settings are trained on all pairs with every seed, as long. SGD with momentum
+0.99, the learning rate divided by 10 after one third of the epochs, and after two.
 
 A change after a first run, stopped in its tests (9 epochs, learning rates of 0.003 to 0.1, weights
 of 0.001 to 0.1): all but DCCA had chosen the largest of three rates, and were far below the
 baseline in the one seed whose test scores were seen. Now there are 15 epochs, rates up to 0.5 and
 weights up to 1, for every method.
 
-Writes a table, a figure
-and `runs.jsonl` to `--output` after every run; the same command goes on after a stop.
+Writes a table, a figure and `runs.jsonl` to `--output` after every run; the same command goes on
+after a stop.
 """
 
 import argparse
@@ -87,7 +87,7 @@ SPACES = {
 }
 RIDGES = [0.0, 0.1, 1.0]  # of the last projection, in units of the codes' mean variance
 WEIGHT_DECAY = 5e-4
-# Small lam and wide codes take many steps; the residual is reported.
+# A small lam and wide codes take many steps; the residual is reported.
 SOLVER = {"solver": Newton(tolerance=1e-3, max_iterations=20)}
 
 

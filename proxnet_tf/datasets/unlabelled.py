@@ -25,8 +25,8 @@ def with_unlabelled(
 
         1/(m + u) sum_i w_i l_i,   w_i = (m + u)/m for labelled rows and 0 for the others,
 
-    the classification loss is the mean over the labelled rows alone, as without the others. What
-    does not look at sample weights sees all rows: `CCARegularizer`, `ProxCCA`, the correlation of
+    the classification loss is the mean over the labelled rows alone, as without the others. All
+    that ignores sample weights sees all rows: `CCARegularizer`, `ProxCCA`, the correlation of
     `MultiviewClassifier`, batch normalisation. This works in every Keras model.
 
     An epoch is a pass through the longer of the two (in batches); the shorter one starts again as
@@ -49,13 +49,13 @@ def with_unlabelled(
 
     Returns:
         A `tf.data.Dataset` of batches `(x, y, sample_weight)`, lists in x as tuples. Labels of
-        unlabelled rows are zeros. It has a length where both sets have one. Where one is not known
+        unlabelled rows are zeros. It has a length if both sets have one. If not,
         Keras says after the first epoch that the input ran out, as for every such dataset.
 
     The weights are sample weights: take `weighted_metrics=["accuracy"]` in `compile` for metrics of
-    the labelled rows (`metrics` count the zeros). Weight classes by the `sample_weight` of
-    `labelled`; Keras refuses `class_weight` beside it. Validation data are passed to `fit` as
-    usual, and `shuffle=False`, as with every dataset (Keras warns otherwise).
+    the labelled rows (`metrics` count the zeros). To weight classes, use the `sample_weight` of
+    `labelled`; Keras refuses `class_weight` beside it. Pass validation data to `fit` as usual, and
+    `shuffle=False`, as with every dataset (Keras warns otherwise).
 
     Raises:
         ValueError: x of the two sets that differ in structure, shape or dtype, arrays of different
@@ -104,7 +104,7 @@ def with_unlabelled(
 
 
 def _without_end(data: tf.data.Dataset, steps: int) -> tf.data.Dataset:
-    """Pairs of a batch, pass after pass, and whether the first pass was over before it.
+    """Pairs: a batch, pass after pass, and whether the first pass was over before this batch.
 
     `steps` is the number of batches in a pass, or what tf.data has for an unknown or infinite one.
     """
@@ -130,7 +130,7 @@ def _weighted(labelled: Any) -> Any:
 def _batches(
     name: str, data: Any, size_name: str, size: int | None, shuffle: bool, seed: int | None
 ) -> tuple[tf.data.Dataset, int]:
-    """A dataset of batches, endless for arrays, and how many of them are one pass."""
+    """A dataset of batches, endless for arrays, and the number of batches in one pass."""
     if isinstance(data, tf.data.Dataset):
         if size is not None:
             raise ValueError(
@@ -169,7 +169,7 @@ def _batches(
 
 
 def _as_tuples(data: Any) -> Any:
-    """The structure with tuples for lists, which tf.data takes for tensors, and arrays in it."""
+    """The structure with arrays as leaves and tuples for lists, which tf.data takes for tensors."""
     if isinstance(data, dict):
         return {key: _as_tuples(part) for key, part in data.items()}
     holds_arrays = any(len(getattr(part, "shape", ())) for part in tf.nest.flatten(data))
@@ -179,7 +179,7 @@ def _as_tuples(data: Any) -> Any:
 
 
 def _inputs_only(spec: Any, wanted: Any) -> Any:
-    """From an element of the unlabelled set to x in it."""
+    """A function from an element of the unlabelled set to the x in it."""
 
     def alike(one: Any) -> bool:
         try:
@@ -194,7 +194,7 @@ def _inputs_only(spec: Any, wanted: Any) -> Any:
 
 
 def _check_alike(labelled: Any, unlabelled: Any) -> None:
-    """Refuses x of two sets that cannot be in one batch."""
+    """Raises a `ValueError` if the x of the two sets cannot be in one batch."""
     flat = [tf.nest.flatten(spec) for spec in (labelled, unlabelled)]
     alike = len(flat[0]) == len(flat[1]) and all(
         a.dtype == b.dtype and a.shape[1:].is_compatible_with(b.shape[1:])

@@ -13,7 +13,7 @@ from proxnet_tf.ops.linear.report import Report
 
 Given = Callable[[], dict[str, Any]]
 
-# The monitors that were met in a graph, by the name of their first metric.
+# The monitors used in a graph, by the name of their first metric.
 _OWNERS: Any = weakref.WeakKeyDictionary()
 
 
@@ -21,7 +21,7 @@ def check_monitor(value: Any) -> bool | str:
     """Returns a `monitor` (True, False, "all" or a prefix), or raises a `ValueError`.
 
     Args:
-        value: what came.
+        value: what to check.
     """
     if isinstance(value, bool) or (isinstance(value, str) and value):
         return value
@@ -32,7 +32,7 @@ def check_monitor(value: Any) -> bool | str:
 
 
 class Monitor:
-    """What a layer tells about its solves, forward and backward.
+    """What a layer reports about its solves, forward and backward.
 
     With `monitor=True` the layer has the metric
 
@@ -46,7 +46,7 @@ class Monitor:
     | --- | --- |
     | `residual` | the relative residual of the map: mean over batches of the worst in a batch |
     | `iterations` | the mean number of iterations |
-    | `backward_residual` | that of the gradient's linear systems: mean of the worst, likewise |
+    | `backward_residual` | the same for the linear systems of the gradient |
 
     With another string as `monitor` the names of `monitor=True` start with it, `left_unsolved` for
     "left", so that several monitored layers fit into one model. Without monitoring the layer warns
@@ -56,7 +56,7 @@ class Monitor:
         layer: the layer; its metrics become the layer's.
         monitor: True, False, "all" or a prefix.
         extra: names of further metrics.
-        advice: what helps where the layer left problems unsolved, a sentence for the warning.
+        advice: a sentence for the warning, what to do about unsolved problems.
 
     Raises:
         ValueError: in the first step of a model, two layers with metrics of one name.
@@ -94,13 +94,13 @@ class Monitor:
     def forward(
         self, report: Report, valid: tf.Tensor | None = None, given: Given | None = None
     ) -> None:
-        """Takes the report of a map in.
+        """Records the report of a map.
 
         Args:
             report: one value a problem.
             valid: which problems count, in the shape of `report.residual`; all by default.
-            given: returns what the problems were made of, by name. A warning names what is not
-                finite there.
+            given: returns the inputs of the problems, by name. A warning names those that are not
+                finite.
         """
         self._look("", report, valid, given)
         self._check_alone()
@@ -109,9 +109,9 @@ class Monitor:
         self._update("iterations", tf.cast(report.iterations, tf.float32))
 
     def backward(self, training: bool = True) -> Callable[..., list[Any]]:
-        """What takes the report of the linear systems of a gradient in: see `observed`.
+        """Returns a function that records the report of a gradient's solves: see `observed`.
 
-        It has the arguments of `forward`.
+        The function has the arguments of `forward`.
 
         To be called in the forward pass. A gradient inside a loop can only reach the variables
         whose handles the forward loop has captured, by raw operations on those handles. An
@@ -132,7 +132,7 @@ class Monitor:
             weight = tf.ones_like(unsolved) if valid is None else tf.cast(valid, tf.float32)
             sums = [tf.reduce_sum(weight * unsolved), tf.reduce_sum(weight)]
             values = [*sums, _worst(report), tf.ones([])]
-            pairs = zip(handles, values, strict=False)  # two handles unless all is monitored
+            pairs = zip(handles, values, strict=False)  # two handles unless monitor="all"
             return [tf.raw_ops.AssignAddVariableOp(resource=h, value=v) for h, v in pairs]
 
         return observe
@@ -142,7 +142,7 @@ class Monitor:
         return []
 
     def watch(self, name: str, value: tf.Tensor, count: tf.Tensor) -> None:
-        """Takes a value of one of the metrics in `extra` in, a correlation of `count` rows.
+        """Records a value of one of the metrics in `extra`, a correlation of `count` rows.
 
         A batch of fewer than two rows has no correlation and does not count.
         """
@@ -168,8 +168,8 @@ class Monitor:
     def status(self) -> dict[str, float]:
         """Values of the metrics since their last reset; without them, of the last eager call.
 
-        In one of several workers they are those of its own first replica. Keras reads every
-        attribute of a layer that it saves, and one worker saves: it must not wait for the others.
+        Each of several workers shows those of its own first replica. Keras reads every attribute
+        of a layer that it saves, and one worker saves: it must not wait for the others.
         """
         if not self.metrics:
             return dict(self._last)
@@ -223,7 +223,7 @@ def _of_this_worker(metric: keras.metrics.Metric) -> tf.Tensor:
 
 
 def _not_finite(given: dict[str, Any]) -> list[str]:
-    """The names of those structures that hold a number which is not finite."""
+    """The names of the structures that hold a number which is not finite."""
 
     def broken(value: Any) -> bool:
         tensors = [tf.convert_to_tensor(t) for t in tf.nest.flatten(value)]
@@ -234,7 +234,7 @@ def _not_finite(given: dict[str, Any]) -> list[str]:
 
 
 def _worst(report: Report) -> tf.Tensor:
-    """The largest residual, 0 of no problems."""
+    """The largest residual, 0 without problems."""
     return tf.maximum(tf.cast(tf.reduce_max(report.residual), tf.float32), 0.0)
 
 

@@ -22,16 +22,16 @@ class CanonicalCorrelation(keras.metrics.Metric):
 
         result = sum_{i<=k} sigma_i,  sigma_i the singular values of T (see `cca_loss`)
 
-    It accumulates count, mean and co-moments in float64, so that the result is that of the whole
-    epoch and not a mean over batches; under a `tf.distribute` strategy it is that of the rows of
+    The metric accumulates count, mean and co-moments in float64. So the result is that of the whole
+    epoch and not a mean over batches. Under a `tf.distribute` strategy it is that of the rows of
     all replicas. For d1 = d2 = 1 and epsilon = 0 it is |Pearson's r|.
 
     Args:
         num_components: k, 1 <= k <= min(d1, d2); None (the default) is min(d1, d2).
         epsilon: ridge >= 0 on each view's covariance; 0 by default. Rank-deficient views are
-            compared in their row spaces: each column is scaled to variance one first, and
-            directions with at most 1e-10 of that, or with no more than the rounding of the columns
-            in their own dtype explains, take no part.
+            compared in their row spaces: each column is scaled to variance one first. Directions
+            whose variance is then at most 1e-10, or no more than the rounding of the columns in
+            their own dtype explains, take no part.
         split: (d1, d2); halves by default.
         name: name of the metric.
         nan_is_missing: whether a NaN marks its view as missing in that row; False by default.
@@ -78,7 +78,7 @@ class CanonicalCorrelation(keras.metrics.Metric):
             split=split,
             nan_is_missing=nan_is_missing,
         )
-        self.correlation: Correlation | None = None  # of which widths, once rows were seen
+        self.correlation: Correlation | None = None  # known once rows were seen
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds the rows of a batch."""
@@ -91,7 +91,7 @@ class CanonicalCorrelation(keras.metrics.Metric):
         mean = tf.math.divide_no_nan(tf.reduce_sum(weight * rows, 0), count)
         centred = tf.where(weight > 0, rows - mean, tf.zeros_like(rows))
         batch = count, mean, tf.matmul(centred, weight * centred, transpose_a=True)
-        # Over replicas Keras adds the states up: a slot for each makes the sum a concatenation.
+        # Keras adds the states of replicas: one slot for each makes the sum a concatenation.
         replica = tf.distribute.get_replica_context()
         slots = self.count.shape[0]
         index = replica.replica_id_in_sync_group if replica and slots > 1 else 0
@@ -123,7 +123,7 @@ class CanonicalCorrelation(keras.metrics.Metric):
         return correlations_of_gram(self.correlation, sample, self.border.epsilon)
 
     def result(self) -> tf.Tensor:
-        """Their sum, a scalar."""
+        """The sum of the k canonical correlations so far, a scalar."""
         return tf.cast(tf.reduce_sum(self.correlations()), self.dtype)
 
     def get_config(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class CanonicalCorrelation(keras.metrics.Metric):
 
 
 def _together(first: _Moments, second: _Moments) -> _Moments:
-    """Count, mean and co-moment of two samples together: Chan, Golub, LeVeque (1983)."""
+    """Count, mean and co-moments of two samples taken together: Chan, Golub, LeVeque (1983)."""
     (n, mean, comoment), (m, other_mean, other_comoment) = first, second
     total, gap = n + m, other_mean - mean
     share = tf.math.divide_no_nan(m, total)

@@ -6,8 +6,8 @@ b_j, and b_i for a_i among all a_j. With the cosines s_ij = cos(a_i, b_j), the q
     g_i = #{j: s_ij > s_ii}  candidates ahead of its partner,
     t_i = #{j != i: s_ij = s_ii}  tied with it,
 
-and b_i likewise with s_ji. Both counts only grow with new pairs. So the codes and the counts are
-the whole state: a batch is compared with what is stored, and nothing is ever compared twice.
+and b_i likewise with s_ji. Both counts only grow with new pairs. So it is enough to store the codes
+and the counts: a new batch is compared with the stored pairs, and no two codes are compared twice.
 
 If ties are broken at random, the rank of the partner is g_i + 1, .., g_i + t_i + 1 with equal
 probability. Scores of a query are expectations over that.
@@ -27,10 +27,10 @@ BLOCK = 2**21
 
 
 class Pairs(NamedTuple):
-    """What is kept of the pairs, float64; C is the capacity, and unused places hold zeros.
+    """The stored pairs, float64; C is the capacity, and unused places hold zeros.
 
     Attributes:
-        count: how many pairs came, a scalar; more than C if some were not kept.
+        count: how many pairs came, a scalar; more than C if some were not stored.
         weights: of the queries, `[C]`; NaN where a code or a weight was not a number.
         first: a_i of length one (or zero), `[C, d]`.
         second: b_i, `[C, d]`.
@@ -47,10 +47,10 @@ class Pairs(NamedTuple):
 
 
 def insert(pairs: Pairs, first: tf.Tensor, second: tf.Tensor, weights: tf.Tensor) -> Pairs:
-    """Adds pairs, and compares them with all.
+    """Adds pairs, and compares them with all pairs.
 
     Args:
-        pairs: what is kept.
+        pairs: the stored pairs.
         first: codes `[m, d]`, float64.
         second: codes `[m, d]`, float64.
         weights: `[m]`, float64, of the queries; a pair of weight 0 is left out altogether, one of
@@ -84,7 +84,7 @@ def _insert_block(pairs: Pairs, first: tf.Tensor, second: tf.Tensor, weights: tf
     before = tf.cast(pairs.count, tf.int32)
     place = before + tf.cumsum(tf.cast(here, tf.int32)) - 1
     kept = here & (place < capacity)
-    place = tf.where(kept, place, -1)  # which the sums below leave out
+    place = tf.where(kept, place, -1)  # the sums below leave out -1
     count = before + tf.reduce_sum(tf.cast(here, tf.int32))
 
     def placed(x: tf.Tensor) -> tf.Tensor:
@@ -94,7 +94,7 @@ def _insert_block(pairs: Pairs, first: tf.Tensor, second: tf.Tensor, weights: tf
     places = tf.range(capacity)
     old, now = places < before, places < count
     rivals = now[:, None] & kept & (places[:, None] != place)
-    none = tf.constant(-4.0, tf.float64)  # further than any cosine
+    none = tf.constant(-4.0, tf.float64)  # below every cosine
     # Cosines of stored a_i with new b_j, and of stored b_i with new a_j.
     by_first = tf.where(rivals, tf.matmul(all_first, second, transpose_b=True), none)
     by_second = tf.where(rivals, tf.matmul(all_second, first, transpose_b=True), none)

@@ -24,23 +24,23 @@ class RecallAtK(keras.metrics.Metric):
 
     with the codes a_i and b_i of pair i. Every code is a query, and its candidates are the codes of
     the other view of **all** pairs since the last reset: the result is that of the whole epoch, and
-    grows harder with it. Ties are broken at random, and the result is the expectation: of t
-    candidates tied with the partner and g ahead of it, P(r_i <= k) = min(max(k - g, 0), t + 1) /
-    (t + 1). Cosines that differ by at most 1e-12 are tied; a code of zeros has the cosine 0 with
-    all.
+    the task gets harder with every pair. Ties are broken at random, and the result is the
+    expectation: with t candidates tied with the partner and g ahead of it, it averages
+    P(r_i <= k) = min(max(k - g, 0), t + 1) / (t + 1). Cosines that differ by at most 1e-12 are
+    tied; a code of zeros has the cosine 0 with all.
 
-    The codes are kept, normalised and in float64, in memory of the fixed size `capacity`, with two
-    counts for each query. A batch is compared with what is kept when it arrives: so m rows cost
-    m * capacity products of codes, the result costs little, and a whole epoch costs what comparing
-    all pairs at its end would. Under a `tf.distribute` strategy the first replica keeps the pairs
-    of all replicas.
+    The metric stores the normalised codes in float64, `capacity` pairs at most, with two counts for
+    each query. It compares a batch with the stored codes when the batch arrives: so m rows cost
+    m * capacity products of codes, the result costs little, and a whole epoch costs as much as
+    comparing all pairs at its end. Under a `tf.distribute` strategy the first replica keeps the
+    pairs of all replicas.
 
     Args:
-        k: at how many candidates a user looks, >= 1.
+        k: how many candidates a user looks at, >= 1.
         direction: "first_to_second" (codes of the first view are the queries), "second_to_first",
             or "both" (default), the mean of the two.
-        capacity: how many pairs have place, >= 1; 4096 by default. It needs 16 d + 40 bytes for
-            each pair of codes of width d. With more pairs the result is NaN, and outside of graphs
+        capacity: how many pairs can be stored, >= 1; 4096 by default. Each pair of codes of width d
+            takes 16 d + 40 bytes. With more pairs the result is NaN, and outside of graphs
             there is a warning.
         split: widths of the views that come side by side in one tensor; two halves by default.
         nan_is_missing: whether a NaN in one of the two views marks its row as missing; such rows
@@ -51,11 +51,11 @@ class RecallAtK(keras.metrics.Metric):
     Call arguments (`update_state`):
         y_true: ignored (Keras passes the target).
         y_pred: two views: a list of `(batch, d)` or `(batch, time, d)`, or one tensor with the
-            views side by side. Steps are rows. Keras masks are respected. The two views have one
-            width: project them first where it differs.
+            views side by side. Steps are rows. Keras masks are respected. Both views need the same
+            width: project them first if they differ.
         sample_weight: the weight of the two queries of a row in the mean, `(batch,)` or
-            `(batch, time)`; >= 0. A row of weight 0 takes no part, as a candidate neither. A
-            negative weight or NaN makes the result NaN.
+            `(batch, time)`; >= 0. A row of weight 0 takes no part, not even as a candidate.
+            A negative weight or NaN makes the result NaN.
 
     `result()` is in [0, 1]; 0 before the first pair.
 
@@ -109,7 +109,7 @@ class RecallAtK(keras.metrics.Metric):
         ]
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Adds the pairs of a batch, and ranks them and the earlier ones among all."""
+        """Adds the pairs of a batch, and ranks all pairs among all."""
         views = self.border.enter(y_pred, dtype="float64")
         width, other = views.correlation.sizes
         if width != other:
@@ -130,7 +130,7 @@ class RecallAtK(keras.metrics.Metric):
         rows = tf.where(weights != 0, rows, tf.zeros_like(rows))
         replica = tf.distribute.get_replica_context()
         if replica is not None and replica.num_replicas_in_sync > 1:
-            # The first replica keeps the pairs of all: Keras adds the states up.
+            # The first replica keeps the pairs of all, since Keras adds the replicas' states.
             rows, weights = (
                 tf.ensure_shape(replica.all_gather(x, axis=0), [None, x.shape[1]])
                 for x in (rows, weights)

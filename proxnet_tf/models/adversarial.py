@@ -19,7 +19,7 @@ from proxnet_tf.ops.linear.norms import polar
 
 
 def normalize_per_example(x: tf.Tensor, mask: tf.Tensor | None = None) -> tf.Tensor:
-    """x `(batch, ...)` of L2 norm 1 an example, 0 where it is 0 or masked, `(batch, time)`."""
+    """x `(batch, ...)`, each example scaled to L2 norm 1; masked `(batch, time)` steps are 0."""
     dtype, x = x.dtype, tf.cast(x, at_least_float32(x.dtype))
     if mask is not None:
         x = tf.where(over_last_axes(mask, x), x, tf.zeros_like(x))
@@ -42,7 +42,7 @@ def kl_divergence(p: tf.Tensor, q: tf.Tensor, from_logits: bool) -> tf.Tensor:
     probability = tf.exp(log_p)
     some = probability > 0
     zero = tf.zeros_like(log_p)
-    # Selected before the difference: -inf - (-inf) has no gradient either.
+    # The selection comes before the difference: -inf - (-inf) has no gradient either.
     difference = tf.where(some, log_p, zero) - tf.where(some, log_q, zero)
     return tf.reduce_sum(probability * difference, axis=-1)
 
@@ -60,7 +60,7 @@ class _Divergence(keras.losses.Loss):
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
 class AdversarialModel(keras.Model):
-    """Trains a model on a layer's input as it is, and moved by the worst small perturbation.
+    """Trains a model on a layer's input as it is, and on that input adversarially perturbed.
 
     With z the input of the chosen layer, p(z) the prediction and r of norm `epsilon`,
 
@@ -70,22 +70,22 @@ class AdversarialModel(keras.Model):
                                r = epsilon times the direction in which the KL divergence grows
                                fastest, by power iteration.
 
-    r is one vector an example (over time and features), zero at masked steps, and a constant for
-    the gradient; so is p(z) in the second method. The divergence is averaged as the loss is: sample
-    weights weight it, and the mask of the output leaves steps out. Prediction and evaluation are
-    those of the model.
+    r is one vector an example (over time and features) and zero at masked steps. The gradient takes
+    r, and in the second method p(z), as a constant. The divergence is averaged as the loss is: with
+    sample weights, and without steps that the mask of the output leaves out. Prediction and
+    evaluation are those of the model.
 
     Args:
         model: A functional or sequential `keras.Model` with one output.
         layer: Name of the layer whose input (of its first use) is perturbed; everything from the
             model's inputs to its output must pass through that input. `None` perturbs the model's
-            only input (behind a `Masking`, which keeps its mask), which then must be dense and
-            floating point. The paper perturbs the input of the LSTM.
+            only input (or the output of a `Masking` on it, which keeps its mask). This input must
+            be dense and floating point. The paper perturbs the input of the LSTM.
         method: `"adversarial"` or `"virtual"`.
         epsilon: Float >= 0, the L2 norm of a perturbation.
         weight: Float >= 0, weight of the second term.
         power_iterations: Positive integer, for `method="virtual"`.
-        step: Positive float, the size of the step by which power iteration differentiates.
+        step: Positive float, length of the perturbation at which power iteration differentiates.
         from_logits: Boolean, whether the model's output is logits; used by `"virtual"` only.
         seed: Integer or `None`, of the random start of the power iteration.
         **kwargs: `name`, `dtype` of a Keras model.
@@ -94,8 +94,8 @@ class AdversarialModel(keras.Model):
         inputs: Those of `model`.
 
     Output:
-        That of `model`. In `fit`, `"loss"` is the whole objective; metrics are of the unperturbed
-        predictions.
+        That of `model`. In `fit`, `"loss"` is the whole objective; metrics are those of the
+        unperturbed predictions.
 
     Raises:
         ValueError: for a model that is not built or not a graph of layers, an unknown layer, a
@@ -139,7 +139,7 @@ class AdversarialModel(keras.Model):
         self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.model = model
-        # Past Keras's own `__setattr__`: the layers of the parts are those of the model.
+        # Not by Keras's `__setattr__`, which would track the layers of the model a second time.
         object.__setattr__(self, "_parts", _split(model, layer))
         self.built = True
 
@@ -149,7 +149,7 @@ class AdversarialModel(keras.Model):
     def train_step(self, data: Any) -> dict[str, Any]:
         """A step of training on the whole objective, in `fit`."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        # Keras divides every loss by their number, and the gradients are added up over them.
+        # Keras divides every loss by the number of replicas, and adds up their gradients.
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
 
         def objective(y_pred: Any) -> tf.Tensor:
@@ -162,7 +162,7 @@ class AdversarialModel(keras.Model):
                 inner.watch(r)
                 y_pred = predict(r)
                 loss = objective(y_pred)
-                inner_loss = self.optimizer.scale_loss(loss)  # small ones vanish in 16 bits
+                inner_loss = self.optimizer.scale_loss(loss)  # small losses vanish in 16 bits
             with tape.stop_recording():
                 if self.method == "adversarial":
                     direction = normalize_per_example(inner.gradient(inner_loss, r), mask)
@@ -222,7 +222,7 @@ class AdversarialModel(keras.Model):
         return direction
 
     def export(self, filepath: Any, **kwargs: Any) -> None:
-        """Exports the model, see `keras.Model.export`: perturbations are for training alone."""
+        """Exports the wrapped model, see `keras.Model.export`: only training perturbs."""
         self.model.export(filepath, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
@@ -246,14 +246,14 @@ class AdversarialModel(keras.Model):
 
 
 class FromLayer(keras.Model):
-    """A model from the input of a layer on, whose layers give the output its mask."""
+    """The model from the input of a layer on; its layers give the output its mask."""
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> None:
         return None
 
 
 def _split(model: Any, layer: str | None) -> tuple[keras.Model, keras.Model]:
-    """The model up to the input of a layer, and from there on; what is perturbed comes first."""
+    """Splits a model at the input of a layer; the first part returns the perturbed tensor first."""
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
     if not isinstance(model, keras.Model) or not inputs or not outputs:
         raise ValueError(
@@ -262,7 +262,7 @@ def _split(model: Any, layer: str | None) -> tuple[keras.Model, keras.Model]:
         )
     if len(outputs) != 1:
         raise ValueError(f"`model` must have one output. Received a model with {len(outputs)}.")
-    # The nodes from the inputs to the output: a layer may have others, of other models.
+    # The nodes from the inputs to the output; other nodes of a layer belong to other models.
     by_depth = sorted(keras.Function(inputs, outputs)._nodes_by_depth.items(), reverse=True)
     nodes = [node for _, at_this_depth in by_depth for node in at_this_depth if not node.is_input]
     if layer is None:

@@ -18,7 +18,7 @@ def mask_of(tensor: tf.Tensor) -> tf.Tensor | None:
 
 
 def with_mask(tensor: tf.Tensor, *masks: tf.Tensor | None) -> tf.Tensor:
-    """`tensor` with the Keras mask that all of `masks` leave in; as it is if all are None."""
+    """`tensor`, its Keras mask True where all `masks` are; as it is if all are None."""
     known = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
     if known:
         tensor._keras_mask = functools.reduce(tf.logical_and, known)
@@ -26,15 +26,15 @@ def with_mask(tensor: tf.Tensor, *masks: tf.Tensor | None) -> tf.Tensor:
 
 
 def over_last_axes(mask: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """A mask of the leading axes of `x`, with ones for the others."""
+    """A mask of the leading axes of `x`, with axes of size one for the others."""
     ones = tf.ones([len(x.shape) - len(mask.shape)], tf.int32)
     return tf.reshape(tf.cast(mask, tf.bool), tf.concat([tf.shape(mask), ones], 0))
 
 
 def average(tensors: Sequence[tf.Tensor], valid_only: bool) -> tf.Tensor:
-    """The mean of tensors of one shape, masked where all are, as `keras.layers.Average` has it.
+    """The mean of tensors of one shape, masked where all are masked, as in `Average` of Keras.
 
-    With `valid_only` a tensor counts only where its mask is True; where none does the mean is 0.
+    With `valid_only` a tensor counts only where its mask is True. Where none counts the mean is 0.
     """
     masks = [mask_of(x) for x in tensors]
     dtype = keras.backend.result_type(*(x.dtype for x in tensors))
@@ -52,8 +52,8 @@ def average(tensors: Sequence[tf.Tensor], valid_only: bool) -> tf.Tensor:
 def apply(layer: keras.layers.Layer, x: tf.Tensor, **mode: Any) -> tf.Tensor:
     """`layer(x)`, masked where x is.
 
-    A mask of whole examples, `(batch,)`, is one of the output whatever the layer is, and a layer
-    that knows no masks need not see it.
+    A mask of whole examples, `(batch,)`, is also that of the output, whatever the layer is. So a
+    layer that knows no masks need not see it.
     """
     mask = mask_of(x)
     if mask is None or len(mask.shape) > 1:
@@ -66,8 +66,8 @@ def apply(layer: keras.layers.Layer, x: tf.Tensor, **mode: Any) -> tf.Tensor:
 class MultiviewModel(keras.Model):
     """An encoder and a predictor per view; the prediction averages the logits or takes one view's.
 
-    With a view index every view has its loss: in training `call` returns the logits of all views,
-    and `compute_loss` takes the mean of their losses.
+    If the prediction takes one view's logits, each view has a loss: in training `call` returns the
+    logits of all views, and `compute_loss` takes the mean of their losses.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class MultiviewModel(keras.Model):
             lambda shape: keras.KerasTensor((None, *shape[1:]), self.compute_dtype), input_shape
         )
         self._check_views(views)
-        # First by themselves: what is frozen and built in a call of the whole can never train.
+        # First the encoders alone: a frozen layer that the model's call builds can never train.
         self._code_shapes = [f(x).shape for f, x in zip(self.encoders, views, strict=True)]
         self.compute_output_spec(views)
         self.built = True
 
     def encode(self, inputs: Any) -> list[tf.Tensor]:
-        """The codes of a list of views, a list of tensors: what the encoders make of them.
+        """The codes of a list of views: a list of tensors, the outputs of the encoders.
 
-        The mask of a code leaves padding out, and with `nan_is_missing` what is missing.
+        The mask of a code is False for padding and, with `nan_is_missing`, for missing views.
         """
         return self._encode(inputs)[0]
 
@@ -186,7 +186,7 @@ class MultiviewModel(keras.Model):
 
 
 def _serialized(layers: Sequence[keras.layers.Layer]) -> list[Any]:
-    """Configs of layers; for a layer that came before, its place, so that it stays shared."""
+    """Configs of layers; for a repeated layer its first index, so that it stays shared."""
     first = [next(i for i, one in enumerate(layers) if one is layer) for layer in layers]
     return [
         keras.saving.serialize_keras_object(layer) if place == i else place

@@ -1,4 +1,4 @@
-"""An encoder and a predictor per view, and the layers that stand between, trained end to end."""
+"""An encoder and a predictor per view, with layers between them, trained end to end."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,16 +14,16 @@ class MultiviewClassifier(MultiviewModel):
 
         z = between((f_1(x_1), ..., f_J(x_J))),   min  loss(h(z), c) + the losses of the layers
 
-    over the weights of the encoders f and the predictors h. With nothing between it is a plain
+    over the weights of the encoders f and the predictors h. Without layers between it is a plain
     model. The paper's methods, with F the codes and L of `CCALoss` or `GCCALoss`, are
 
         RRM:     [CCARegularizer(weight)]  min loss(h(F), c) + weight L(F)
         ProxNet: [ProxCCA(k, lam=lam)]     min loss(h(P), c), P = argmin lam/(2n) ||P - F||^2 + L(P)
 
-    and both, as published, with [CCARegularizer(1/d), ProxCCA(k, lam=lam)] for codes of d columns;
-    for more than two views `GCCARegularizer` and `ProxGCCA`. The prediction is the average of the
-    views' logits, or one view's logits (the paper's "acoustic" mode); then the training loss is
-    the mean of the losses of the views, each against the same target.
+    and both, as published, with [CCARegularizer(1/d), ProxCCA(k, lam=lam)] for codes of d columns.
+    For more than two views take `GCCARegularizer` and `ProxGCCA`. The prediction is the average of
+    the views' logits, or one view's logits (the paper's "acoustic" mode). In the second case the
+    training loss is the mean of the losses of the views, each against the same target.
 
     Args:
         encoders: a layer or model per view, from the view to its code `(batch, d_j)` or
@@ -34,9 +34,9 @@ class MultiviewClassifier(MultiviewModel):
             Each takes the list of J codes and returns a list of J codes.
         predict_with: "average" (default) or the index of a view, 0 <= index < J.
         nan_is_missing: whether a NaN in a view marks it as missing, in the whole example or, for
-            codes with time steps, in that step; False by default. The encoder then sees zeros, the
-            layers between get a mask for each code (those of this package leave the row out), the
-            average is over the views that are there, and a view has no loss where it is missing.
+            codes with time steps, in that step; False by default. The encoder then sees zeros. The
+            layers between get a mask for each code (those of this package leave the row out). The
+            average is over the views that are there, and a missing view has no loss.
         **kwargs: `name` and `dtype` of a Keras model. A layer between has a dtype of its own.
 
     Call arguments:
@@ -46,10 +46,10 @@ class MultiviewClassifier(MultiviewModel):
 
     Output:
         Logits in the shape of a predictor's output, with its Keras mask. In the average a step is
-        masked that is masked in every view.
+        masked if it is masked in every view.
 
-    Sample weights weight the classification loss; a correlation takes every row. A row of weight 0
-    is thus an unlabelled example that still feeds the layers between.
+    Sample weights weight the classification loss; a correlation uses every row. So a row of weight
+    0 is an unlabelled example that still counts in the layers between.
 
     Raises:
         ValueError: fewer than two encoders, not as many predictors, predictors with outputs of

@@ -40,15 +40,15 @@ class DCCA(MultiviewModel):
     Output:
         Logits in the shape of a predictor's output, masked as those of `MultiviewClassifier`.
 
-    The encoders are fixed outside `pretrain`. It trains them but for the layers in them that were
-    not trainable when they were given; if no encoder was trainable, it trains all of them. Keras
-    masks of the codes are respected in both stages. Batches of `pretrain` should hold several times
-    as many rows as a code has columns. Sample weights are honoured by `fit` and refused by
+    The encoders are fixed outside `pretrain`, which trains their layers except those that were not
+    trainable when the encoders were given; if no encoder was trainable, it trains all of them.
+    Keras masks of the codes are respected in both stages. Batches of `pretrain` should hold several
+    times as many rows as a code has columns. Sample weights are honoured by `fit` and refused by
     `pretrain`. Under a `tf.distribute` strategy each replica has its own correlation in `pretrain`.
 
-    The codes of two views correlate up to a linear map of each, which `LinearCCA` of the codes
-    finds (example below). Its canonical variates of one view need no other view: in them a query
-    with one view finds the other by the cosine (`RecallAtK`).
+    The codes of two views agree only up to a linear map of each, which `LinearCCA` of the codes
+    finds (example below). It maps one view to canonical variates without the other: in these a
+    query with one view finds the other by the cosine (`RecallAtK`).
 
     Raises:
         ValueError: as `MultiviewClassifier`; `fit` or `train_on_batch` before `pretrain`.
@@ -100,11 +100,11 @@ class DCCA(MultiviewModel):
         )
 
     def build(self, input_shape: Any) -> None:
-        with self._first_stage.training():  # so that their variables can train
+        with self._first_stage.training():  # so that the encoders' variables can train
             super().build(input_shape)
 
     def call(self, inputs: Any, training: bool = False) -> Any:
-        # The encoders are fixed: their dropout and their moving statistics rest too.
+        # The encoders are fixed: no dropout, and no change of their moving statistics.
         features, views = self._encode(inputs, training=False)
         if self.concatenate_inputs:
             features = [
@@ -123,16 +123,16 @@ class DCCA(MultiviewModel):
             optimizer: a Keras optimizer or its name.
             **fit_arguments: `epochs`, `batch_size`, `validation_data=(views,)`, `callbacks`,
                 `verbose` and so on, as in `fit`. Sample weights and class weights are refused,
-                also in batches of three parts. Callbacks get this stage as their model: what it
-                saves as a whole, as `ModelCheckpoint("best.keras")` does, is the `DCCA`; a file of
-                its weights, as `BackupAndRestore` writes, continues `pretrain` alone, on a model
-                that is built.
+                also in batches of three parts. The model of the callbacks is this stage. If they
+                save it as a whole, as `ModelCheckpoint("best.keras")` does, they save the `DCCA`. A
+                file of weights, as `BackupAndRestore` writes, can only continue `pretrain`, on a
+                model that is built.
 
         The History has `correlation_loss` (L) and, for `DCCAE`, `reconstruction_loss` (also part
         of its objective): means over the batches, weighted by their rows. A batch with fewer than
         two rows has no correlation and does not count in `correlation_loss`.
         """
-        if {"sample_weight", "class_weight"} & fit_arguments.keys():  # Keras drops them without y
+        if {"sample_weight", "class_weight"} & fit_arguments.keys():  # Keras ignores them without y
             raise ValueError(UNWEIGHTED)
         stage = Pretraining(self)
         with self._first_stage.training():

@@ -10,7 +10,7 @@ from proxnet_tf.checks import check_integer, check_number
 from proxnet_tf.ops.linear.number import real_array
 
 _RANK_THRESHOLD = 1e-10  # of the largest eigenvalue of a correlation matrix
-_ROUNDING = 16 * np.finfo(float).eps  # a column varies if its deviation is above this share
+_ROUNDING = 16 * np.finfo(float).eps  # of a column's largest entry: less deviation is rounding
 
 
 class LinearCCA:
@@ -21,7 +21,7 @@ class LinearCCA:
     with the centred covariances S of the training rows (normalised by n - 1) and the ridge r. The
     columns of U and V come in descending order of their canonical correlations
     sigma_i = singular values of (Sxx + r I)^(-1/2) Sxy (Syy + r I)^(-1/2). The sign of a pair
-    (u_i, v_i) is fixed by making the entry of u_i of the largest size positive.
+    (u_i, v_i) is chosen so that the entry of u_i with the largest absolute value is positive.
 
     A rank-deficient view is handled in its row space; components beyond the rank have correlation
     0 and zero weights. The units of the columns do not matter: a column is constant if its standard
@@ -92,7 +92,7 @@ class LinearCCA:
         return self
 
     def project(self, view: Any, index: int) -> np.ndarray:
-        """The canonical variates of one view, (view - mean) W, `(n, k)`, without the other.
+        """The canonical variates (view - mean) W of one view, `(n, k)`; the other is not needed.
 
         W is `weights_[index]`, and the mean `means_[index]`.
 
@@ -117,7 +117,7 @@ class LinearCCA:
 
 
 class _View:
-    """One view with every column c_j = sqrt(s_j^2 + r) times smaller, s_j its deviation."""
+    """A view with each column divided by sqrt(s_j^2 + r), s_j its standard deviation."""
 
     def __init__(self, rows: np.ndarray, ridge: float):
         self.mean = rows.mean(0)

@@ -24,7 +24,7 @@ class Pretraining(keras.Model):
 
     def __init__(self, model: Any):
         super().__init__(name="pretraining", dtype=model.dtype_policy)
-        # Weak, so that Keras does not take the predictors for a part of this stage.
+        # A weak reference, so that Keras does not count the predictors as part of this stage.
         self.owner: Any = weakref.ref(model)
         self.encoders, self.decoders = model.encoders, getattr(model, "decoders", [])
         self.supports_jit = False
@@ -56,7 +56,7 @@ class Pretraining(keras.Model):
         loss = gcca_loss(codes, *settings) if len(codes) > 2 else cca_loss(*codes[:2], *settings)
         self.add_loss(loss)
         rows = tf.math.count_nonzero(complete, dtype=tf.int32)
-        # Fewer than two rows define no correlation.
+        # Fewer than two rows have no correlation.
         self.correlation_tracker.update_state(loss, tf.where(rows < 2, 0, rows))
         if self.decoders:
             triples = zip(views, codes, self.decoders, strict=True)
@@ -75,10 +75,10 @@ def mean_square(difference: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
 
 
 class FirstStage:
-    """The layers that train in the first stage alone, but for what was not trainable before.
+    """The layers that train in the first stage only, except those that were not trainable.
 
-    Where none of the layers that come together was trainable, another model has fixed them, and all
-    of them train.
+    If none of the layers added together was trainable, another model has fixed them, and all of
+    them train.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class FirstStage:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """The layers are trainable inside, as they were given."""
+        """Inside this context the layers are as trainable as they were given."""
         before = [(part, part.trainable) for part in _parts(self.layers)]
         for layer in self.layers:
             layer.trainable = True

@@ -3,8 +3,8 @@
     c_x = argmin_g R(g) + lam/2 ||g - k_x||^2,     R(f) = 1/2 sum_i <z_i, f>^2               (12)
     c_x = (I + Z Z^T/lam)^{-1} k_x                                                            (13)
 
-(the paper prints an argmax in (12)). The z_i represent a set of `Functionals`: the values f(x_i),
-the partial derivatives of f at x_i, or linear combinations of either.
+(the paper prints an argmax in (12)). The columns z_i of Z represent `Functionals`: the values
+f(x_i), the partial derivatives of f at x_i, or linear combinations of either.
 Kernels are `tfp.math.psd_kernels` on vectors; rows are points.
 """
 
@@ -32,7 +32,7 @@ class Functionals(NamedTuple):
 def graph_laplacian(points: np.ndarray, adjacency: np.ndarray) -> Functionals:
     """R(f) = 1/2 sum_ij w_ij (f(x_i) - f(x_j))^2 = f^T (D - W) f, W = `adjacency`.
 
-    Instead of one representer an edge, the p rows of a square root of 2 (D - W).
+    The representers are the p rows of a square root of 2 (D - W), not one for each edge.
     """
     values, vectors = np.linalg.eigh(2 * (np.diag(adjacency.sum(axis=1)) - adjacency))
     root = np.sqrt(np.maximum(values, 0))[:, np.newaxis] * vectors.T

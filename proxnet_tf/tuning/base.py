@@ -13,7 +13,7 @@ from proxnet_tf.checks import check_integer
 
 
 class ProxHyperModel(keras_tuner.HyperModel):
-    """A search over lam, optimizer and batch size; what it builds is up to the subclasses."""
+    """A search over lam, optimizer and batch size; subclasses build the model."""
 
     _scheduled = True
 
@@ -65,7 +65,7 @@ class ProxHyperModel(keras_tuner.HyperModel):
         )
 
     def _with(self, tuned: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """What the search chooses and what the user gave, as arguments of a layer or a model."""
+        """Arguments of a layer or a model: those of the search, and those that the user gave."""
         twice = tuned.keys() & given.keys()
         if twice:
             raise keras_tuner.errors.FatalValueError(
@@ -76,7 +76,7 @@ class ProxHyperModel(keras_tuner.HyperModel):
 
     def _compiled(self, hp: Any, model: keras.Model) -> keras.Model:
         self.compile(hp, model)
-        # So that a checkpoint brings the optimizer's state back, too.
+        # So that a checkpoint restores the optimizer's state, too.
         model.optimizer.build(model.trainable_variables)
         return model
 
@@ -111,7 +111,7 @@ class ProxHyperModel(keras_tuner.HyperModel):
 
 
 class CheckLogs(keras.callbacks.Callback):
-    """Marks the trial failed when a loss is not finite; ends a search without its objective.
+    """Marks a trial failed if a loss is not finite; ends the search if its objective is missing.
 
     Args:
         callbacks: those of the search; KerasTuner's own knows the objective.
@@ -147,8 +147,8 @@ class CheckLogs(keras.callbacks.Callback):
 def _under(hp: Any, name: str, kind: str) -> contextlib.AbstractContextManager:
     """The scope of a parameter that matters for one kind of schedule only.
 
-    One that the user registered without a condition keeps having none: KerasTuner would take the
-    same name under a condition for another parameter.
+    A parameter that the user registered without a condition gets none: under a condition KerasTuner
+    would take the same name for another parameter.
     """
     if any(known.name == name and not known.conditions for known in hp.space):
         return contextlib.nullcontext()

@@ -41,9 +41,9 @@ class MultiviewHyperModel(ProxHyperModel):
         view_shapes: shapes of the views without the batch, such as `[(76,), (47,)]`; two or more.
         num_classes: width of the output, >= 2.
         method: "prox" (default, `ProxCCA` between codes and predictors), "rrm" (`CCARegularizer`),
-            "vanilla" (nothing between), "dcca" or "dccae". For more than two views the layers are
-            `ProxGCCA` and `GCCARegularizer`. Search each on its own, so that all get as many
-            trials.
+            "vanilla" (no layer between), "dcca" or "dccae". For more than two views the layers are
+            `ProxGCCA` and `GCCARegularizer`. Search each method on its own, so that all get as
+            many trials.
         encoder: callable `(hp, view_shape, num_components)` that returns the encoder of a view as
             a new Keras layer, None (the default) is a perceptron. It may tune what it likes.
         pretrain_epochs: epochs of the first stage of "dcca" and "dccae", default 50.
@@ -56,10 +56,10 @@ class MultiviewHyperModel(ProxHyperModel):
     `optimizer`, `compile`, `batch_size` or `schedule`.
 
     Searching: `search(views, labels, validation_data=(views, labels), epochs=...)`, arrays only.
-    `fit` drives lam by `LambdaSchedule`; the epochs of `Hyperband` are absolute, so a trial that
-    is continued continues its schedule. The checkpoint of a trial is that of its best epoch and
-    holds that epoch's lam: a model of `get_best_models` has it. It matters for
-    `inference="batch"` only: in training from there, drive lam again from a matching epoch.
+    `fit` sets lam by `LambdaSchedule`. `Hyperband` counts epochs absolutely, so a trial that it
+    continues also continues its schedule. The checkpoint of a trial is that of its best epoch, and
+    a model of `get_best_models` has that epoch's lam, which matters for `inference="batch"` only.
+    To train such a model further, set lam by a schedule from a matching epoch on.
 
     Objectives: "val_accuracy", "val_loss" and, with a proximal layer,
     `keras_tuner.Objective("val_correlation", "max")` (also "correlation", "correlation_before",

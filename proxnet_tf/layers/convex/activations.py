@@ -42,7 +42,7 @@ def tanh_prior(z: tf.Tensor) -> tf.Tensor:
 
 
 def prox_of_activation(name: str) -> dict[str, Any]:
-    """What makes `Prox` at lam = 1 the activation or normalisation `name`.
+    """Arguments with which `Prox` at lam = 1 is the activation or normalisation `name`.
 
     | name | R | C |
     | --- | --- | --- |
@@ -52,8 +52,8 @@ def prox_of_activation(name: str) -> dict[str, Any]:
     | `"batch_normalization"` | 0 | mean 0 and norm sqrt(n) (not convex) |
 
     Batch normalization takes `over="batch"`. Softmax is a closed form of its own,
-    `Prox("entropy")`. The solved ones, sigmoid and tanh, need |x| below about 8 in float32, where a
-    saturated sigmoid no longer differs from 1.
+    `Prox("entropy")`. For sigmoid and tanh a solver runs: keep |x| below about 8 in float32, where
+    a saturated sigmoid no longer differs from 1.
 
     Args:
         name: one of the above.

@@ -59,6 +59,6 @@ def apply_closed_form(
 
 
 def shape_of_first(input_shape: Any) -> tuple[int | None, ...]:
-    """The shape of x from that of x, or from those of [x, context], lists or tuples."""
+    """The shape of x, given that of x or those of [x, context], in lists or tuples."""
     first = input_shape[0] if len(input_shape) else None
     return tuple(first) if isinstance(first, list | tuple | tf.TensorShape) else tuple(input_shape)

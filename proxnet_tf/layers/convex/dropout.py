@@ -19,15 +19,15 @@ class ProxDropout(HasLam, keras.layers.Layer):
 
     Dropout on the inputs of a logistic model penalises weight i by p (1 - p) x_i^2; here each
     representation carries that penalty itself. Deterministic, the same in training and inference.
-    Solved exactly up to a one-dimensional search (a grid, then a root finder in its best bracket).
-    The objective has several local minima: where two tie the map jumps, and the gradient is that
-    of the one that was taken.
+    The solution is exact up to a search in one dimension (a grid, then a root finder in its best
+    bracket). The objective has several local minima. Where two tie the map jumps, and the gradient
+    is that of the minimum taken.
 
     Args:
         lam: > 0; 1 by default; the larger, the nearer the output is to the input. A variable that
-            is read at every call: `LambdaSchedule` drives it.
+            is read at every call: `LambdaSchedule` sets it.
         monitor: True for the metric `unsolved`: the share of searches that missed the tolerance,
-            and of minima without curvature, whose gradient holds p fixed. "all" adds `residual`,
+            plus minima without curvature, whose gradient holds p fixed. "all" adds `residual`,
             `iterations` and `backward_residual`; another string is a prefix of the names. False by
             default: `status` reads the last eager call.
         **kwargs: of `keras.layers.Layer`.
@@ -47,14 +47,14 @@ class ProxDropout(HasLam, keras.layers.Layer):
         >>> layer(tf.constant([[0.0, 0.0]])).numpy().tolist()
         [[0.0, 0.0]]
 
-    Reference: Li, Ma, Zhang (2020), section 3, equation (7); a_s without the printed factor 2.
+    Reference: Li, Ma, Zhang (2020), section 3, equation (7); here a_s lacks the printed factor 2.
     """
 
     def __init__(self, lam: float = 1.0, *, monitor: bool | str = False, **kwargs: Any):
         super().__init__(**kwargs)
         self.monitor = check_monitor(monitor)
         self.supports_masking = True
-        self.supports_jit = False  # the root finder of TensorFlow Probability
+        self.supports_jit = False  # because of TensorFlow Probability's root finder
         self.add_lam(lam)
         self._monitor = Monitor(
             self, self.monitor, advice="Two minima lie close together there: raise `lam`."
@@ -72,7 +72,7 @@ class ProxDropout(HasLam, keras.layers.Layer):
 
     @property
     def status(self) -> dict[str, float]:
-        """How well it was solved: see `monitor`."""
+        """How well the problems were solved: see `monitor`."""
         return self._monitor.status
 
     def compute_output_shape(self, input_shape: Any) -> Any:

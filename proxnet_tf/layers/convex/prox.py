@@ -22,10 +22,10 @@ _SMOOTH = ("squared_l2", "quadratic")
 class Prox(HasLam, keras.layers.Layer):
     """The proximal map of any regulariser: argmin_{z in C} R(z) + lam/2 ||z - x||^2.
 
-    R by name or as a `Regularizer` is exact, in closed form. R as a function is solved by
-    accelerated gradient, then Newton's method (with a constraint: by accelerated projected
-    gradient alone), and differentiated implicitly: x, the context, and every variable or tensor
-    that R uses get their gradient.
+    For R by name or as a `Regularizer` the map is exact, in closed form. For R as a function it is
+    solved by accelerated gradient, then Newton's method (with a constraint: by accelerated
+    projected gradient alone), and differentiated implicitly: x, the context, and every variable
+    or tensor that R uses get their gradient.
     The layer has no trainable weight of its own; if R is a Keras layer, its weights are tracked.
 
     Args:
@@ -36,13 +36,13 @@ class Prox(HasLam, keras.layers.Layer):
             `constraint`. To be saved, a function needs
             `keras.saving.register_keras_serializable`.
         lam: weight of the distance, > 0; 1 by default. The larger, the nearer the output is to
-            the input. A variable that is read at every call: `LambdaSchedule` drives it.
+            the input. A variable that is read at every call: `LambdaSchedule` sets it.
         constraint: the set C, a name or a `Regularizer` of a set (`"simplex"`, `"box"`, ...); for
             a callable R it must be finite and smooth on C. None by default.
-        over: what one R sees: `"example"` one vector along the last axis (the default); `"time"`
-            one whole sequence (batch, time, features); `"batch"` the whole batch. A closed form
-            with `"time"` or `"batch"` acts along that axis for every feature, the nuclear norm on
-            the whole matrix. A callable gets (rows, n) and returns (rows,) with `"example"`;
+        over: what R sees at once: `"example"` one vector along the last axis (the default);
+            `"time"` one whole sequence (batch, time, features); `"batch"` the whole batch. A closed
+            form with `"time"` or `"batch"` acts along that axis for every feature, the nuclear norm
+            on the whole matrix. A callable gets (rows, n) and returns (rows,) with `"example"`;
             (batch, time, features) and returns (batch,) with `"time"`; the batch and returns a
             scalar with `"batch"`.
         start: the value of every entry where the solver for a callable R starts; needed if R is
@@ -52,8 +52,8 @@ class Prox(HasLam, keras.layers.Layer):
         max_iterations: bound on the solver's iterations, and on those of the linear systems of
             the gradient; 200 by default.
         monitor: True for the metric `unsolved`, the share of maps and gradients that missed the
-            tolerance. "all" adds `residual`, the number of `iterations` and `backward_residual`, of
-            the gradient's linear systems, means over batches. Another string is a prefix
+            tolerance. "all" adds `residual`, the number of `iterations`, and `backward_residual`
+            for the gradient's linear systems, means over batches. Another string is a prefix
             of the names, which several monitored layers of one model need. False by default. A
             closed form reports zeros.
         **kwargs: of `keras.layers.Layer`.
@@ -67,8 +67,8 @@ class Prox(HasLam, keras.layers.Layer):
     Output:
         Tensor in the shape of x and the layer's compute dtype; computed in float32 at least.
         Where a closed form has kinks, the gradient is the choice documented at its function.
-        A row that the solver did not solve is its last iterate: eager calls warn once a layer,
-        `monitor` counts it, `status` reads it. NaN stays in its own problem.
+        For a row that the solver left unsolved the output is its last iterate: eager calls warn
+        once a layer, `monitor` counts it, `status` reads it. NaN affects its own problem only.
 
     Raises:
         ValueError: an unknown name, a value out of range, a constraint that is not a set, R that
@@ -98,7 +98,7 @@ class Prox(HasLam, keras.layers.Layer):
         monitor: bool | str = False,
         **kwargs: Any,
     ):
-        # Without autocast R reads variables as they are: 16 bits would round what it returns.
+        # No autocast: R reads its variables as they are, for 16 bits would round what it returns.
         super().__init__(autocast=False, **kwargs)
         self.regularizer = _resolve("regularizer", regularizer)
         self.constraint = _resolve("constraint", constraint)
@@ -146,7 +146,7 @@ class Prox(HasLam, keras.layers.Layer):
                 )
 
     def build(self, input_shape: Any) -> None:
-        # The variables of an R that is a layer cannot be made inside the solver's loop.
+        # If R is a layer, its variables cannot be made inside the solver's loop.
         if isinstance(self.regularizer, keras.layers.Layer) and not self.regularizer.built:
             shape = self.compute_output_shape(input_shape)
             if self.over == "example":
@@ -268,7 +268,7 @@ class Prox(HasLam, keras.layers.Layer):
 
 
 def _resolve(argument: str, value: Any) -> Any:
-    """A name becomes its Regularizer; objects, callables and None stay."""
+    """The Regularizer of a name; objects, callables and None as they are."""
     if isinstance(value, str):
         return Regularizer(value)
     if value is None or callable(value):

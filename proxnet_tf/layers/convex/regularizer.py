@@ -39,7 +39,7 @@ class Regularizer:
     change nothing): `"box"` (`low` = -1, `high` = 1, either may be infinite), `"nonnegative"`,
     `"l2_ball"` and `"l1_ball"` (`radius` > 0, 1), `"simplex"` (`total` > 0, 1; its map is
     the sparsemax), `"isotonic"` (non-decreasing), `"standardized"` (mean 0 and norm sqrt(n); not
-    convex). Each bound of a set is judged by its own size, to 100 roundings.
+    convex). `R(z)` allows a bound of a set to be missed by 100 roundings of its size.
     The gradient at the kinks of each map is documented at its function in `proxnet_tf.ops`.
 
     Args:

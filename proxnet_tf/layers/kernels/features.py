@@ -27,7 +27,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
 
     with W the landmarks and Zt the embedded representers of the quadratic invariances: power -1 is
     the proximal map of R(f) = 1/2 sum_i <z_i, f>^2, power -1/2 kernel warping. With a
-    "gradient_variation" there is no closed form, and every row is solved (power -1 only).
+    "gradient_variation" there is no closed form, and a solver runs for every row (power -1 only).
 
     Args:
         kernel: name of a kernel in `tfp.math.psd_kernels`, or "gaussian", "laplace"; or a
@@ -35,10 +35,10 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
         landmarks: (m, d) array of points, such as some rows of the training data.
         kernel_options: the kernel's arguments, {"length_scale": 0.3} for instance.
         invariances: names or `Invariance` objects; ("gradient_flatness",) by default, () for none.
-        lam: > 0; 1 by default; large: plain features. A variable that `LambdaSchedule` drives.
+        lam: > 0; 1 by default; large: plain features. A variable that `LambdaSchedule` sets.
         power: -1 (the default) or -0.5.
         monitor: True for the metric `unsolved` of the solves for a "gradient_variation" and of
-            their gradients (zero without one, where all is closed form). "all" adds `residual`,
+            their gradients (zero without one, where there is a closed form). "all" adds `residual`,
             `iterations` and `backward_residual`; another string is a prefix of the names. False by
             default: `status` reads the last eager call.
         **kwargs: of `keras.layers.Layer`.
@@ -91,7 +91,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
             raise ValueError("A 'gradient_variation' has a proximal map only: use power=-1.")
         self.monitor = check_monitor(monitor)
         self.supports_masking = True
-        self.supports_jit = False  # the kernels of TensorFlow Probability
+        self.supports_jit = False  # because of TensorFlow Probability's kernels
         self.add_lam(lam)
         self._monitor = Monitor(
             self, self.monitor, advice="Raise `lam`, or the `smoothing` of the gradient variation."
@@ -137,7 +137,7 @@ class ProxKernelFeatures(HasLam, keras.layers.Layer):
             )
         names = ["landmarks", "whitening", "basis", "spectrum"]
         names += [f"representers_{i}" for i in range(len(self._constants) - len(names))]
-        # Initial values: Keras may put the making of a weight off.
+        # As initial values, since Keras may create a weight later.
         weights = [
             self.add_weight(
                 name=name,

@@ -1,4 +1,4 @@
-"""What functions of a kernel's space shall respect: regularizers of `ProxKernelFeatures`."""
+"""Invariances of functions in a kernel's space: regularizers of `ProxKernelFeatures`."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _KINDS = ("gradient_flatness", "graph_laplacian", "gradient_variation")
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
 class Invariance:
-    """What `ProxKernelFeatures` makes its functions f respect, at `points`.
+    """An invariance that `ProxKernelFeatures` gives its functions f at `points` x_i.
 
     | kind | R(f) |
     | --- | --- |
@@ -28,7 +28,7 @@ class Invariance:
         kind: one of the above.
         points: (p, d) array of the x_i; None (the default) takes the landmarks.
         weight: > 0; 1 by default.
-        num_neighbors: for the graph Laplacian, of every point; 5 by default.
+        num_neighbors: of every point, for the graph Laplacian; 5 by default.
         smoothing: for the gradient variation, > 0; 1e-2 by default.
 
     Raises:
@@ -92,7 +92,7 @@ class Invariance:
 
 
 def finite_matrix(name: str, value: Any) -> np.ndarray:
-    """`value` as a float64 matrix, or a `ValueError` if it is none or not finite."""
+    """`value` as a float64 matrix, or a `ValueError` if it is no matrix or not finite."""
     matrix = real_array(f"`{name}`", value)
     if matrix.ndim != 2 or not matrix.size or not np.isfinite(matrix).all():
         raise ValueError(

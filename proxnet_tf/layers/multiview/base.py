@@ -13,7 +13,7 @@ class MultiviewLayer(keras.layers.Layer):
     """A layer from views to views of the same structure and shapes.
 
     Args:
-        border: what takes the views in and out.
+        border: checks the views, and converts them to rows and back.
         **kwargs: of `keras.layers.Layer`.
     """
 
@@ -26,9 +26,9 @@ class MultiviewLayer(keras.layers.Layer):
     def __init__(self, border: Border, **kwargs: Any):
         super().__init__(**kwargs)
         self.border = border
-        for name, value in border.get_config().items():  # the arguments, to be read
+        for name, value in border.get_config().items():  # the arguments, as attributes
             setattr(self, name, value)
-        self.correlation: Correlation | None = None  # of which widths, once built
+        self.correlation: Correlation | None = None  # known once built
         self.supports_masking = True
         self.supports_jit = False  # eigh and svd have no good XLA kernels
 

@@ -78,20 +78,20 @@ class _Penalty(MultiviewLayer):
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
 class CCARegularizer(_Penalty):
-    """Passes two views on unchanged and adds minus their correlation to the model's loss (RRM).
+    """Returns two views unchanged and adds minus their correlation to the model's loss (RRM).
 
         add_loss( - weight * sum_{i<=k} sigma_i(T) )        (see `cca_loss`)
 
-    This is regularised risk minimisation, what the paper compares the proximal layer with. First
-    derivatives only; not differentiable where sigma_k = sigma_{k+1}. What counts as rounding, what
-    a first call costs and why Keras does not compile the model as a whole: see `ProxCCA`.
+    This is regularised risk minimisation, with which the paper compares the proximal layer. First
+    derivatives only; not differentiable where sigma_k = sigma_{k+1}. `ProxCCA` says what counts as
+    rounding, what a first call costs and why Keras does not compile the whole model.
 
     With `envelope=lam` it adds the Moreau envelope of L = - sum_{i<=k} sigma_i instead,
 
         weight * min_P lam/(2n) ||P - X||_F^2 + L(P),
 
-    whose gradient is lam/n (X - P), P the output of `ProxCCA` with this lam. A step costs a forward
-    pass of `ProxCCA`; the gradient needs no solve. As lam grows the envelope nears L.
+    whose gradient is lam/n (X - P), with P the output of `ProxCCA` for this lam. A step costs a
+    forward pass of `ProxCCA`; the gradient needs no solve. As lam grows the envelope nears L.
 
     Args:
         weight: factor >= 0 of the added loss; 1 by default.
@@ -130,7 +130,7 @@ class CCARegularizer(_Penalty):
 
 @keras.saving.register_keras_serializable(package="proxnet_tf")
 class GCCARegularizer(_Penalty):
-    """Passes two or more views on and adds their distance from a common core to the loss (RRM).
+    """Returns two or more views unchanged and adds their distance from a common core to the loss.
 
         add_loss( weight * (J k - sum_{i<=k} mu_i) )        (see `gcca_loss`)
 

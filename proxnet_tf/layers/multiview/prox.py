@@ -143,7 +143,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
     def _moved(
         self, views: Views, lam: tf.Tensor, rows: tf.Tensor, observer: Observer | None = None
     ) -> tuple[tf.Tensor, Sample, Map]:
-        """P = X + (X - m)(M - I) of the rows X, and what it is made of."""
+        """P = X + (X - m)(M - I) of the rows X, and its ingredients."""
         sample = gram_of(rows, views.valid, self.border.all_reduce)
         found = map_of_gram(
             views.correlation,
@@ -159,10 +159,10 @@ class _MultiviewProx(HasLam, MultiviewLayer):
     def _update_moving(self, sample: Sample, found: Map) -> None:
         """Moves the mean and the linear map towards those of a batch that has two rows or more.
 
-        The t-th batch counts 1/t as long as that is more than 1 - momentum, so that they begin as
-        the mean over the batches. Over replicas the weights become the mean of what each of them
-        assigns. One without rows keeps the old value, and the others go so much further that it
-        does not count.
+        The t-th batch counts 1/t as long as that is more than 1 - momentum, so both begin as the
+        mean over the batches. Over replicas the weights become the mean of what each replica
+        assigns. A replica without rows keeps the old value, and the others move so much further
+        that this replica does not count.
         """
         dtype = self.moving_map.dtype
         mean, step = tf.cast(sample.mean, dtype), tf.cast(found.step, dtype)
@@ -184,7 +184,7 @@ class _MultiviewProx(HasLam, MultiviewLayer):
 
     @property
     def status(self) -> dict[str, float]:
-        """How well the problems were solved: see `monitor`; without it, of the last eager call."""
+        """How well the problems were solved: see `monitor`; without it, for the last eager call."""
         return self._monitor.status
 
     def get_config(self) -> dict[str, Any]:
@@ -213,15 +213,15 @@ class ProxCCA(_MultiviewProx):
     divided by n - 1: equation (8) of the paper. It has no trainable weights. Its cost depends on
     the number of columns, hardly on n. Its gradient is exact.
 
-    A layer that supplies the correlation leaves its encoders no reason to seek it. `weight` adds
+    The layer supplies the correlation, so its encoders have no reason to seek it. `weight` adds
     the envelope, the value of this problem, to the loss. The envelope's gradient lam/n (X - P)
-    asks the encoders, too, from the same solve. As lam grows the envelope nears minus the
+    makes the encoders seek it, without another solve. As lam grows the envelope nears minus the
     correlation of the inputs. A small lam bounds the gradient.
 
     Args:
         num_components: k, 1 <= k <= min(d1, d2); None (the default) is min(d1, d2).
         lam: weight of the displacement, > 0; 1 by default. Large values leave the views alone. A
-            non-trainable weight: drive it with `LambdaSchedule`, or `layer.lam = 0.5`.
+            non-trainable weight: set it by `LambdaSchedule`, or `layer.lam = 0.5`.
         weight: factor >= 0 of the envelope in the training loss; 0 (default) is the paper's
             layer.
         epsilon: ridge eps >= 0 on each view's covariance; 1e-4 by default.
@@ -275,8 +275,8 @@ class ProxCCA(_MultiviewProx):
         rows, or equal ones, pass unchanged. A value that is not finite makes the batch NaN.
 
         Each view stays in its own row space: constant columns pass unchanged, duplicated ones
-        stay equal. So does a direction whose variance is rounding: at most 1e-10 (1e-6 for more
-        than 4,096 float32 rows) with each column scaled to variance one.
+        stay equal. A direction whose variance is rounding passes unchanged: at most 1e-10 (1e-6
+        for more than 4,096 float32 rows) with each column scaled to variance one.
 
         The first call for views of new widths compiles the solver (some seconds). Keras does not
         compile a model with this layer by XLA (`supports_jit` is False).
@@ -289,18 +289,18 @@ class ProxCCA(_MultiviewProx):
 class ProxGCCA(_MultiviewProx):
     """Moves the features of two or more views towards a common core (generalised CCA).
 
-    In training the layer returns, for the rows of the mini-batch,
+    In training the layer returns, for the n rows of a batch and their J views,
 
         {P_j} = argmin  lam/(2n) sum_j ||P_j - X_j||_F^2
                 + min_{G, U_j} sum_j ||G - P_j U_j||_F^2 + (n - 1) eps ||U_j||_F^2,  G^T G = I,
 
     over the centred views: equation (8) of the paper with the objective of its appendix on
-    multiview learning. Its value is J k minus the sum of the k largest eigenvalues mu of
+    multiview learning. The inner minimum is J k minus the sum of the k largest eigenvalues mu of
     S v = mu (blockdiag(S) + eps I) v for the covariance S of all views side by side.
 
     For two views and eps -> 0 those eigenvalues are 1 + sigma_i, with sigma_i the canonical
-    correlations, so that for k <= min(d1, d2) the layer equals `ProxCCA` with the same k and lam:
-    the objectives differ by the constant k.
+    correlations. So for k <= min(d1, d2) the layer equals `ProxCCA` with the same k and lam: the
+    objectives differ by the constant k.
 
     Everything else (row spaces, ties, single rows, values that are not finite, the first call,
     `jit_compile`) is as in `ProxCCA`.

@@ -1,4 +1,4 @@
-"""The border between views as a user passes them and rows as the mathematics wants them."""
+"""Conversion of views, as a user passes them, to a matrix of rows and back."""
 
 import functools
 import warnings
@@ -14,15 +14,15 @@ from proxnet_tf.ops.multiview.correlation import CCA, Correlation
 
 
 class Views(NamedTuple):
-    """Views inside the border.
+    """Views as one matrix of rows.
 
     Attributes:
         rows: the views side by side, `[n, D]`; time steps are rows.
         valid: the rows that take part, in which no view is missing, `[n, 1]` booleans; None if
-            every row does.
-        correlation: which correlation of which widths.
-        parts: the tensors outside.
-        structure: what they came in.
+            all do.
+        correlation: the type of correlation, with the widths of the views.
+        parts: the tensors that the user passed.
+        structure: the structure that they came in.
     """
 
     rows: tf.Tensor
@@ -33,11 +33,11 @@ class Views(NamedTuple):
 
     @property
     def lead(self) -> tf.Tensor:
-        """The axes of the rows outside, (batch,) or (batch, time)."""
+        """The sizes of the leading axes of the user's tensors, (batch,) or (batch, time)."""
         return tf.shape(self.parts[0])[:-1]
 
     def leave(self, rows: tf.Tensor, dtype: str) -> Any:
-        """Rows `[n, D]` in the structure and the shapes of the views outside."""
+        """Rows `[n, D]` in the structure and the shapes of the user's views."""
         width = self.correlation.width
         # The known sizes as numbers: LiteRT does not translate `tf.ensure_shape`.
         known = self.parts[0].shape[:-1]
@@ -76,7 +76,7 @@ class Views(NamedTuple):
 
 
 class Border:
-    """Checks views and their masks, and takes them in and out. One object for every owner.
+    """Checks views and their masks, and converts them. Each layer, loss or metric owns one.
 
     Views come as the leaves of any structure of Keras (a list, a tuple, a named tuple, a dict in
     the order of its sorted keys), or side by side in one tensor.
@@ -130,11 +130,11 @@ class Border:
         }
 
     def correlation_of(self, shape: Any, built: Correlation | None = None) -> Correlation:
-        """Which correlation of which widths, from the shapes of the views outside.
+        """The type of correlation with the widths, from the shapes of the user's views.
 
         Args:
             shape: `(batch, d)` or `(batch, time, d)` of one tensor, or a structure of such shapes.
-            built: what an owner that takes views of one width alone was built for.
+            built: what the owner was built for, if it takes no other widths.
 
         Raises:
             ValueError: not the number of views, ranks or lengths that differ, widths that are
@@ -150,7 +150,7 @@ class Border:
         return self.kind(sizes, self._components(sizes))
 
     def check(self, inputs: Any, built: Correlation | None = None) -> Correlation:
-        """Which correlation of which widths, from the views outside, symbolic or not.
+        """The type of correlation with the widths, from the user's views, symbolic or not.
 
         Raises:
             ValueError: ragged or sparse views, a dtype that is not floating point, a leaf that is
@@ -177,7 +177,7 @@ class Border:
     def enter(
         self, inputs: Any, mask: Any = None, dtype: Any = None, *, built: Correlation | None = None
     ) -> Views:
-        """Takes views in.
+        """Converts the user's views to rows.
 
         Args:
             inputs: the views: tensors or arrays in a structure, or one; for one tensor also
@@ -294,7 +294,7 @@ class Border:
         return k
 
     def _valid(self, parts: list[Any], mask: Any) -> tf.Tensor | None:
-        """`valid` of `Views`."""
+        """The attribute `valid` of `Views`."""
         given = keras.tree.flatten(mask)
         masks = [tf.convert_to_tensor(m) for m in given if m is not None]
         lead = tf.TensorShape(parts[0].shape[:-1])
@@ -316,7 +316,7 @@ class Border:
 
 
 def _is_structure(shape: Any) -> bool:
-    """Whether a structure of shapes rather than one shape."""
+    """Whether `shape` is a structure of shapes rather than one shape."""
     return isinstance(shape, dict) or any(isinstance(s, list | tuple | dict) for s in shape)
 
 
@@ -332,7 +332,7 @@ def _check_split(split: Any) -> tuple[int, ...] | None:
 
 
 def _standardize(inputs: Any) -> Any:
-    """A structure of tensors or arrays as it is, anything else (nested numbers too) as one."""
+    """A structure of tensors or arrays as it is; all else (also nested numbers) as one array."""
     if any(len(getattr(x, "shape", ())) for x in keras.tree.flatten(inputs)):
         return inputs
     first = inputs

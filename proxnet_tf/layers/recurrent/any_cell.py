@@ -14,14 +14,14 @@ from proxnet_tf.layers.recurrent.gated_cell import ADVICE, check_solver, step_gi
 from proxnet_tf.ops.linear.number import check_real
 from proxnet_tf.ops.recurrent.black_box import prox_black_box
 
-# Keras does not export what gives its cells their dropout masks; `keras.layers.RNN` draws masks
-# before its loop for a cell of this class.
+# Keras does not export the class that gives its cells their dropout masks. For a cell of this
+# class `keras.layers.RNN` draws the masks before its loop.
 DropoutCell = next(c for c in keras.layers.LSTMCell.__mro__ if "get_dropout_mask" in vars(c))
 
 
 @contextlib.contextmanager
 def _fixed_dropout(cell: keras.layers.Layer, masks: list[Any]) -> Iterator[None]:
-    """Gives the cell these masks: gradients are taken when a sequence has dropped its own."""
+    """Gives the cell these masks: when gradients are taken it has dropped those of a sequence."""
     if not isinstance(cell, DropoutCell):
         yield
         return
@@ -36,7 +36,7 @@ def _fixed_dropout(cell: keras.layers.Layer, masks: list[Any]) -> Iterator[None]
 
 
 def _of_the_cell(name: str) -> Callable[..., Any]:
-    """A method of `DropoutCell`, of the wrapped cell; `None` for a cell that draws no masks."""
+    """A method of `DropoutCell` that calls the wrapped cell's; `None` if the cell has no masks."""
 
     def method(self: Any, *inputs: tf.Tensor) -> Any:
         return getattr(self.cell, name)(*inputs) if isinstance(self.cell, DropoutCell) else None
@@ -48,16 +48,16 @@ def _of_the_cell(name: str) -> Callable[..., Any]:
 class ProxRNNCell(HasLam, keras.layers.Layer, DropoutCell):  # type: ignore[misc, valid-type]
     """Makes one state of any recurrent cell proximal, for `keras.layers.RNN`.
 
-    The wrapped cell computes its new states from its input x_t; with s_t the one at `state_index`
-    and G_t = ds_t/dx_t, that state is replaced by
+    The wrapped cell computes its new states from its input x_t. Let s_t be the new state at
+    `state_index`, and G_t = ds_t/dx_t. The wrapper replaces s_t by
 
         c_t = argmin_c lam ||c - s_t||^2 + delta^2 ||c^T G_t||^2
             = (I + delta^2/lam G_t G_t^T)^-1 s_t.
 
-    The cell is a black box: products with G_t are taken by nested gradient tapes, and G_t is not
-    formed. Gradients are exact, of every order. A training step costs four to eight times one of
-    the wrapped cell. A wrapped `keras.layers.LSTMCell` or `GRUCell` computes the same as
-    `ProxLSTMCell` or `ProxGRUCell`, which are several times faster.
+    The cell is a black box: nested gradient tapes give products with G_t, which is never formed.
+    Gradients are exact, of every order. A training step costs four to eight times one of the
+    wrapped cell. A wrapped `keras.layers.LSTMCell` or `GRUCell` computes the same as `ProxLSTMCell`
+    or `ProxGRUCell`, which are several times faster.
 
     Args:
         cell: A Keras layer with `state_size` and `call(inputs, states)`, such as
@@ -68,7 +68,7 @@ class ProxRNNCell(HasLam, keras.layers.Layer, DropoutCell):  # type: ignore[misc
         state_index: Integer, which state of the cell is made proximal. -1, the default, is the
             last: the cell state of an LSTM, the only state of a GRU or a simple RNN.
         output_from_prox: Boolean. If `True`, c_t is the output of the step. By default the output
-            is the cell's own, computed from s_t: c_t acts from the next step on.
+            is the cell's own, computed from s_t, and c_t acts from the next step on.
         tolerance: Positive float or `None`, on the error of c_t relative to s_t; `None` is 1e-5,
             or 1e-12 in float64, 1e-3 in float16, 1e-2 in bfloat16.
         max_iterations: Positive integer or `None`, bound on the products with G_t; `None` is
@@ -174,7 +174,7 @@ class ProxRNNCell(HasLam, keras.layers.Layer, DropoutCell):  # type: ignore[misc
         check_real("The input", inputs)
         cell = self.cell
         mode = {"training": training} if self._takes_training else {}
-        # A stateful layer hands its variables over.
+        # A stateful layer passes its variables.
         states = tf.nest.map_structure(tf.convert_to_tensor, states)
         structure, states = states, tf.nest.flatten(states)
         variables = cell.trainable_variables
@@ -233,7 +233,7 @@ class ProxRNNCell(HasLam, keras.layers.Layer, DropoutCell):  # type: ignore[misc
             lambda size: tf.zeros([batch_size, size], self.compute_dtype), self.state_size
         )
 
-    # The masks are the wrapped cell's, kept for a whole sequence.
+    # The masks are those of the wrapped cell, the same for a whole sequence.
     get_dropout_mask = _of_the_cell("get_dropout_mask")
     get_recurrent_dropout_mask = _of_the_cell("get_recurrent_dropout_mask")
     reset_dropout_mask = _of_the_cell("reset_dropout_mask")

@@ -1,4 +1,4 @@
-"""What the layers over gated cells with a proximal state share: one loop over time."""
+"""What `ProxLSTM` and `ProxGRU` share: one loop over time."""
 
 import inspect
 import operator
@@ -15,19 +15,19 @@ from proxnet_tf.ops.recurrent.scan import prox_sequence
 
 
 def _cell_arguments(cls: type["GatedRNN"]) -> set[str]:
-    """The arguments, but `units`, of the cell of Keras."""
+    """The arguments of the Keras cell without `units`."""
     names = inspect.signature(cls.cell_class.plain_class.__init__).parameters
     return {*names, "implementation"} - {"self", "units", "kwargs"}
 
 
 def _input_shape(layer: keras.layers.RNN) -> tuple[int | None, ...]:
-    """That of a layer which is built."""
+    """The input shape of a layer that is built."""
     batch = layer.states[0].shape[0] if layer.stateful else None
     return batch, None, layer.cell.kernel.shape[0]
 
 
 class GatedRNN(HasLam, keras.layers.RNN):
-    """A layer that makes its own cell and runs it fused where that is possible.
+    """A layer that makes its own cell, and runs all steps in one loop where possible.
 
     Attributes of a class:
         cell_class: the class of the cell.
@@ -42,7 +42,7 @@ class GatedRNN(HasLam, keras.layers.RNN):
     num_states: ClassVar[int]
 
     def __init_subclass__(cls, **kwargs: Any):
-        """Gives a class the attributes that the layer of Keras has from its cell."""
+        """Gives a class the attributes that a Keras layer takes from its cell."""
         super().__init_subclass__(**kwargs)
         for name in _cell_arguments(cls):
             if not hasattr(cls, name):
@@ -84,7 +84,7 @@ class GatedRNN(HasLam, keras.layers.RNN):
 
     @classmethod
     def _from_keras(cls, layer: keras.layers.Layer, arguments: dict[str, Any]) -> Any:
-        """A layer with the weights and the configuration (but the name) of that of Keras."""
+        """A layer with the weights and the configuration (but the name) of a Keras layer."""
         if isinstance(layer, keras.layers.Bidirectional):
             return cls._from_bidirectional(layer, arguments)
         if not isinstance(layer, cls.plain_class):
@@ -106,7 +106,7 @@ class GatedRNN(HasLam, keras.layers.RNN):
     def _from_bidirectional(
         cls, layer: keras.layers.Bidirectional, arguments: dict[str, Any]
     ) -> keras.layers.Bidirectional:
-        """`Bidirectional` makes its forward layer anew: the weights come after it is built."""
+        """`Bidirectional` makes its forward layer anew, so the weights are set once it is built."""
         forward = cls._from_keras(layer.forward_layer, arguments)
         backward = cls._from_keras(layer.backward_layer, arguments)
         prox = keras.layers.Bidirectional(
@@ -132,7 +132,7 @@ class GatedRNN(HasLam, keras.layers.RNN):
     )
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets the weights, from this class or from the layer of Keras (lam is kept)."""
+        """Sets weights taken from this class, or from the Keras layer (then lam is kept)."""
         super().set_weights(with_lam(self, weights))
 
     def call(
@@ -173,7 +173,7 @@ class GatedRNN(HasLam, keras.layers.RNN):
         cell = self.cell
         dropout = training and cell.recurrent_dropout > 0.0
         if self.unroll or dropout or cell.implementation == 1:
-            if mask is not None:  # padding may be anything
+            if mask is not None:  # padding may hold any values
                 sequences = tf.where(mask[..., None], sequences, tf.zeros_like(sequences))
             return super().inner_loop(sequences, initial_state, mask=mask, training=training)
         kernel, recurrent_kernel, bias, sqrt_rho = cell.tensors()

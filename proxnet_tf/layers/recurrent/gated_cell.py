@@ -17,7 +17,7 @@ ADVICE = "Raise its `max_iterations`, its `tolerance` or `lam`, or lower its `de
 
 
 def check_solver(tolerance: float | None, max_iterations: int | None) -> Solver:
-    """The `Solver` of the arguments of a layer, checked."""
+    """Checks the solver arguments of a layer; returns them as a `Solver`."""
     if tolerance is not None:
         tolerance = check_number("tolerance", tolerance, above=0.0)
     if max_iterations is not None:
@@ -31,7 +31,7 @@ def _softsign(z: tf.Tensor) -> tf.Tensor:
 
 
 def _elementwise(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The activation for `ops`, one whose derivatives TensorFlow knows.
+    """The activation, or TensorFlow's function for it, which has all derivatives.
 
     Raises:
         ValueError: it does not act elementwise, or cannot be differentiated twice.
@@ -83,7 +83,7 @@ def _acts_elementwise(function: Callable[..., Any]) -> bool:
 
 
 def step_given(inputs: Any, states: Any, lam: Any, weights: Any) -> dict[str, Any]:
-    """What the steps of a recurrent layer were made of, by the names that a warning uses."""
+    """The inputs of a recurrent layer's steps, by the names that a warning uses."""
     return {"the input": inputs, "the state": states, "lam": lam, "a weight": weights}
 
 
@@ -96,11 +96,11 @@ def with_lam(layer: keras.layers.Layer, weights: Sequence[Any]) -> list[Any]:
 
 
 class GatedCell(HasLam, keras.layers.Layer):
-    """The proximal part of a cell; the other base of a class of such cells is that of Keras.
+    """The proximal part of a cell. Each such class also inherits from a Keras cell.
 
     Attributes of a class:
-        plain_class: the cell of Keras.
-        equations_class: what it computes.
+        plain_class: the Keras cell.
+        equations_class: the equations of the cell.
     """
 
     plain_class: ClassVar[type[keras.layers.Layer]]
@@ -149,7 +149,7 @@ class GatedCell(HasLam, keras.layers.Layer):
         return self.solves.status
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets the weights, from this class or from the cell of Keras (lam is kept)."""
+        """Sets weights taken from this class, or from the Keras cell (then lam is kept)."""
         super().set_weights(with_lam(self, weights))
 
     def call(self, inputs: tf.Tensor, states: Any, training: bool = False) -> tuple[tf.Tensor, Any]:
@@ -191,7 +191,7 @@ class GatedCell(HasLam, keras.layers.Layer):
         return kernel, tf.cast(self.recurrent_kernel, dtype), bias, sqrt_rho
 
     def input_masks(self, inputs: tf.Tensor, training: bool) -> list[tf.Tensor] | None:
-        """The dropout masks of the inputs: `None`, or a list of one or of one a block of W."""
+        """The dropout masks of the inputs: `None`, or a list of one, or one for each block of W."""
         return self._masks(self.dropout, self.get_dropout_mask, inputs, training)
 
     def _masks(

@@ -19,8 +19,8 @@ class ProxGRUCell(GatedCell, keras.layers.GRUCell):
         h_t = argmin_h lam ||h - s_t||^2 + delta^2 ||h^T G_t||^2
             = (I + delta^2/lam G_t G_t^T)^-1 s_t.
 
-    h_t stays near s_t and moves towards the directions that a change of x_t, of norm at most
-    delta, does not reach. The output of the step is s_t, and h_t acts from the next step on
+    h_t stays near s_t and is small in the directions in which a change of x_t, of norm at most
+    delta, moves the state. The output of the step is s_t, and h_t acts from the next step on
     (see `output_from_prox`). Gradients are exact, of every order, and go through G_t too. lam and
     delta are constants of the map. G_t is never formed. The cell computes the same as
     `ProxRNNCell(keras.layers.GRUCell(...))`, several times faster.
@@ -28,7 +28,7 @@ class ProxGRUCell(GatedCell, keras.layers.GRUCell):
     Args:
         units: Positive integer, size of the state.
         lam: Positive float, the weight on staying near s_t; a scalar non-trainable weight, saved
-            with the layer and driven by `LambdaSchedule`. Only delta^2/lam matters.
+            with the layer and set by `LambdaSchedule`. Only delta^2/lam matters.
         delta: Float >= 0, bound on the perturbation of the input. At 0, or as lam grows, the cell
             is `keras.layers.GRUCell`.
         output_from_prox: Boolean. If `True`, the output of the step is h_t. By default it is s_t,

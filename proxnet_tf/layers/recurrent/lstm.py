@@ -18,14 +18,14 @@ class ProxLSTMCell(GatedCell, keras.layers.LSTMCell):
         c_t = argmin_c lam ||c - s_t||^2 + delta^2 ||c^T G_t||^2
             = (I + delta^2/lam G_t G_t^T)^-1 s_t,         h_t = o_t o activation(s_t).
 
-    c_t stays near s_t and moves towards the directions that a change of x_t, of norm at most
-    delta, does not reach. Gradients are exact, of every order, and go through G_t too. lam and
+    c_t stays near s_t and is small in the directions in which a change of x_t, of norm at most
+    delta, moves the state. Gradients are exact, of every order, and go through G_t too. lam and
     delta are constants of the map. G_t is never formed.
 
     Args:
         units: Positive integer, size of the state.
         lam: Positive float, the weight on staying near s_t; a scalar non-trainable weight, saved
-            with the layer and driven by `LambdaSchedule`. Only delta^2/lam matters.
+            with the layer and set by `LambdaSchedule`. Only delta^2/lam matters.
         delta: Float >= 0, bound on the perturbation of the input. At 0, or as lam grows, the cell
             is `keras.layers.LSTMCell`.
         output_from_prox: Boolean. If `True`, h_t = o_t o activation(c_t). The paper's recursions,
@@ -40,8 +40,8 @@ class ProxLSTMCell(GatedCell, keras.layers.LSTMCell):
         monitor: `True` for the metric `unsolved`: the share of examples and steps, forward and
             backward, above the tolerance. "all" adds `residual` (the worst bound on the error of
             c_t relative to s_t), `iterations` and `backward_residual`. Another string is a prefix
-            of the names. (Keras runs a first step twice, to see its shape; metrics see both.)
-            `False` by default: eager calls then warn once of an unsolved problem.
+            of the names. (Keras runs a first step twice, to find its shape; the metrics count
+            both.) `False` by default: eager calls then warn once of an unsolved problem.
         **kwargs: Every argument of `keras.layers.LSTMCell`. Activations must be elementwise and
             are differentiated twice (once more for each further order of derivative): with a
             piecewise linear one the curvature is 0 and the layer is not smooth at its kinks.
@@ -96,14 +96,14 @@ class ProxLSTM(GatedRNN):
         tolerance: Positive float or `None`, see `ProxLSTMCell`.
         max_iterations: Positive integer or `None`, see `ProxLSTMCell`.
         jit_compile: `True`, `False` or `"auto"`. Whether XLA compiles the loop over time, also
-            where the model around it is not compiled so: about twice as fast, but the first
-            training step of every new shape of the input takes some seconds longer (two to four;
-            on a busy machine ten or more). The last, smaller batch of an epoch is a new shape:
+            where the model around it is not compiled. The layer is then about twice as fast, but
+            the first training step of every new shape of the input takes two to four seconds longer
+            (on a busy machine ten or more). The last, smaller batch of an epoch is a new shape:
             drop it or fill it up. Layers of equal sizes and options, such as the two of
-            `Bidirectional`, share what is compiled. `"auto"`: in graphs, if the number of time
-            steps is fixed. Use `False` for a first epoch without delay, or to convert the layer
-            for a runtime without XLA; LiteRT takes it with `unroll=True` (the loop over time needs
-            the select operations of TensorFlow).
+            `Bidirectional`, share the compiled loop. `"auto"`: in graphs, if the number of time
+            steps is fixed. Use `False` for a first epoch without delay, or to convert the layer for
+            a runtime without XLA; LiteRT takes the layer with `unroll=True` (the loop over time
+            needs the select operations of TensorFlow).
         monitor: `True`, `False`, "all" or a prefix of the metrics' names, see `ProxLSTMCell`.
             Masked steps do not count.
         return_sequences: Boolean, return h_t of every step rather than of the last one.

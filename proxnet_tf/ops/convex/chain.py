@@ -1,10 +1,10 @@
-"""Recurrences along the rows of a matrix, blocks of every row side by side.
+"""Recurrences along the rows of a matrix, all blocks of a row at once.
 
 A row of length n is folded into blocks of at most 16 neighbours: entry i of a row becomes
 [i mod 16, i div 16] of an array (16, blocks, rows). Sixteen steps on arrays (blocks, rows) work
 through all blocks at once, a scan by doubling joins the blocks, and one pass over the whole array
-brings to every block what comes from its left. The work is O(n), with few and large operations.
-Entries that fill up the last block stand at the end of a row.
+brings to every block what comes from its left. The work is O(n), in a few large operations.
+Padding that fills up the last block stands at the end of a row.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def fold(v: tf.Tensor, fill: float | bool = 0.0) -> tf.Tensor:
 
 
 def _full(shape: list[int | tf.Tensor], fill: float | bool, dtype: tf.DType) -> tf.Tensor:
-    """For padding: `tf.vectorized_map` drops the constant of `tf.pad`."""
+    """A tensor full of `fill`, for padding: `tf.vectorized_map` drops the constant of `tf.pad`."""
     return tf.fill(shape, tf.cast(fill, dtype))
 
 
@@ -73,9 +73,9 @@ def _joined(
     """What stands before each block: the scan of an associative `combine(earlier, later)`.
 
     Args:
-        combine: of the states of neighbouring stretches.
+        combine: joins the states of neighbouring stretches.
         state: of every block, tensors (blocks, rows).
-        identity: the state of nothing.
+        identity: the state of an empty stretch.
     """
 
     def step(shift: int | tf.Tensor, state: State) -> State:
@@ -120,12 +120,12 @@ def clipped_sum(u: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
 
 
 class Marks:
-    """Marked entries, in the layout of `fold`, and what they hand on.
+    """Marked entries, in the layout of `fold`, and the values that they pass on.
 
     Args:
         marked: booleans. The first entry of a row must be marked, or with `backwards` the last
             one of the blocks.
-        backwards: whether they hand on to their left instead of their right.
+        backwards: whether they pass values to their left instead of their right.
     """
 
     def __init__(self, marked: tf.Tensor, backwards: bool = False):
@@ -172,10 +172,10 @@ class Marks:
 
 
 class Pieces:
-    """The pieces of every row that begin where `cut` says, in the layout of `fold`.
+    """The pieces of every row, which begin where `cut` is True, in the layout of `fold`.
 
     Args:
-        cut: booleans, True for the first entry of a row and for what fills up a row.
+        cut: booleans, True for the first entry of a row and for the padding of a row.
     """
 
     def __init__(self, cut: tf.Tensor):

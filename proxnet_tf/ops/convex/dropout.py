@@ -55,7 +55,7 @@ def _point(s: tf.Tensor, x: tf.Tensor, lam: tf.Tensor) -> tf.Tensor:
 def _search(x2: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The global minimiser of the profile: a grid, then the root of g' in the best bracket.
 
-    Returns it and the number of iterations of the root finder.
+    Returns the minimiser and the number of iterations of the root finder.
     """
     import tensorflow_probability as tfp
 
@@ -82,7 +82,7 @@ def _search(x2: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         max_iterations=100,
     )
     found = root.estimated_root
-    # Where the profile is flat its rounding must not decide for the grid point.
+    # Where the profile is flat, its rounding must not choose the grid point.
     value = _profile(middle, x2, lam)
     slack = 8 * np.finfo(x2.dtype.as_numpy_dtype).eps * tf.abs(value)
     better = _profile(found, x2, lam) <= value + slack
@@ -95,15 +95,15 @@ def prox_dropout(
 ) -> ProxSolution:
     """argmin_c 1/2 p (1 - p) sum_i x_i^2 c_i^2 + lam/2 ||c - x||^2 with p = sigmoid(x^T c).
 
-    The implicit gradient of the minimiser that was found; the map jumps where two minima tie.
+    The gradient is the implicit one at the minimum found; the map jumps where two minima tie.
     At x = 0, and where ||x||^2 overflows (p (1 - p) is 0 there), c = x with gradient 1.
     Differentiable once.
 
     Args:
         x: float32 or float64 tensor (..., n).
         lam: scalar > 0; the larger the nearer to x.
-        observer: called in the backward pass with a `Report`. That pass is a closed form; a vector
-            counts as unsolved where g'' <= 0, so that s has no derivative and is held fixed.
+        observer: called in the backward pass with a `Report`. That pass is a closed form. A vector
+            counts as unsolved where g'' <= 0: there s has no derivative and is held fixed.
 
     Returns:
         A `ProxSolution`: c in the shape of x, and how well it was solved, one value a vector. The
@@ -129,7 +129,7 @@ def prox_dropout(
         known, nan = without_nan(fixed)
         point = tf.where(usable, _point(s, safe, fixed_lam), known + nan)
         slope = tf.abs(_profile_slope(s, safe**2, fixed_lam))
-        # Where c = x there is nothing to solve, unless x itself is not finite.
+        # Where c = x no solve is needed, unless x is not finite.
         trivial = 0 * tf.reduce_sum(fixed, axis=-1, keepdims=True)
         residual = tf.where(usable, slope / (2 * fixed_lam + slope), trivial)
 

@@ -29,8 +29,8 @@ def entropy(z: tf.Tensor) -> tf.Tensor:
 def prox_entropy(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     """argmin over the simplex of sum_i z_i log z_i - z_i^2/2 + lam/2 ||z - x||^2.
 
-    At lam = 1 this is softmax(x). Smooth, the solution is interior. An entry -inf, as masked
-    scores have it, comes out as 0 with gradient 0. Differentiable once.
+    At lam = 1 this is softmax(x). The map is smooth, and the solution interior. An entry -inf, as
+    in masked scores, comes out as 0 with gradient 0. Differentiable once.
 
     Args:
         x: float32 or float64 tensor (..., n).
@@ -70,14 +70,14 @@ def _point(x: tf.Tensor, lam: tf.Tensor) -> tf.Tensor:
 
 
 def _largest(v: tf.Tensor) -> tf.Tensor:
-    """The largest entry; a row of NaN, which nothing can solve, does not count."""
+    """The largest entry, without rows of NaN, which have no solution."""
     return tf.reduce_max(tf.where(tf.math.is_nan(v), tf.zeros_like(v), v))
 
 
 def _newton(w: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Newton's method on (14) for p and nu together, from the softmax of w.
 
-    Returns z and whether every row has converged, which very large and very small lam may prevent.
+    Returns z and whether every row has converged: for very large or small lam some may not.
     """
     tolerance = tf.constant(np.sqrt(np.finfo(w.dtype.as_numpy_dtype).eps), w.dtype)
     z = tf.exp(w)
@@ -86,13 +86,13 @@ def _newton(w: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
     def step(p: tf.Tensor, z: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         growth = 1 + (lam - 1) * z
-        error = p + growth - target  # without nu, which the sum of z decides
+        error = p + growth - target  # without nu, which follows from the sum of z
         slope = z / growth
         excess = tf.reduce_sum(z - slope * error, axis=-1, keepdims=True) - 1
         nu = excess / tf.reduce_sum(slope, axis=-1, keepdims=True)
         moved = (error + nu) / growth
         p = tf.minimum(p - moved, 0)
-        # Quadratic convergence: half the square of what is left remains, over growth >= lam.
+        # Quadratic convergence: of an error half its square remains, over growth >= lam.
         left = tf.reduce_max(tf.abs(moved), axis=-1)
         return p, tf.exp(p), _largest(left) / tf.minimum(lam, 1)
 
@@ -106,7 +106,7 @@ def _newton(w: tf.Tensor, lam: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _nested(w: tf.Tensor, lam: tf.Tensor, floor: tf.Tensor) -> tf.Tensor:
-    """A search for nu in a bracket, with p solved for every nu: slower, for every lam."""
+    """A search for nu in a bracket, with p solved for every nu: slower, but for every lam."""
     a = lam - 1
     precision = np.finfo(w.dtype.as_numpy_dtype).eps
 

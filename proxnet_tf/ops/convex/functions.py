@@ -8,8 +8,8 @@ receives its gradient as well. For a weight w, prox of w R at lam is prox of R a
 docstring says which of the possible Jacobians the gradient uses where the map is not smooth.
 The entropy and the nuclear norm have modules of their own, as have the projections (`sets`) and
 total variation; `table.OPERATORS` lists all of them by name. An empty last axis comes out empty.
-NaN stays in its own vector (or group); where the map is joint, it makes the whole one NaN, value
-and gradient.
+A NaN affects only its own vector (or group). Where all entries of a vector depend on each other it
+makes the whole vector NaN, value and gradient.
 """
 
 from collections.abc import Callable
@@ -73,8 +73,8 @@ def l2(z: tf.Tensor) -> tf.Tensor:
 def prox_l2(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     """argmin_z ||z||_2 + lam/2 ||z - x||^2: the block soft threshold x (1 - 1/(lam ||x||))_+.
 
-    By Moreau x minus the projection onto the l2 ball of radius 1/lam. Where ||x|| <= 1/lam both z
-    and the gradient are 0.
+    By Moreau's identity it is x minus the projection onto the l2 ball of radius 1/lam. Where
+    ||x|| <= 1/lam both z and the gradient are 0.
 
     Example:
         >>> prox_l2([6.0, 8.0], 0.2).numpy().round(4).tolist()
@@ -146,7 +146,7 @@ def prox_squared_l2(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
 
 
 def dense(matrix: Any) -> np.ndarray:
-    """A float64 array of its own of an array, a `tf.SparseTensor` or a SciPy sparse matrix."""
+    """A float64 copy of an array, a `tf.SparseTensor` or a SciPy sparse matrix, as an array."""
     if isinstance(matrix, tf.SparseTensor):
         matrix = tf.sparse.to_dense(tf.sparse.reorder(matrix))
     elif hasattr(matrix, "toarray"):
@@ -155,11 +155,11 @@ def dense(matrix: Any) -> np.ndarray:
 
 
 def spectrum(matrix: Any) -> dict[str, np.ndarray]:
-    """Eigenvalues and eigenvectors of a positive semidefinite `matrix`, the one factorisation.
+    """Eigenvalues and eigenvectors of a positive semidefinite `matrix`, factorised once.
 
     Args:
-        matrix: symmetric (n, n), positive semidefinite, a graph Laplacian for instance: what
-            `dense` takes.
+        matrix: symmetric (n, n), positive semidefinite, a graph Laplacian for instance, of a
+            type that `dense` takes.
 
     Raises:
         ValueError: if it is not square, symmetric, finite and positive semidefinite.
@@ -181,7 +181,7 @@ def spectrum(matrix: Any) -> dict[str, np.ndarray]:
             "`matrix` must be positive semidefinite, or the problem has no minimum for small lam. "
             f"Received: one with the eigenvalue {values.min():g}."
         )
-    # Of a singular matrix zeros come out as rounding, which a small lam would not exceed.
+    # Zero eigenvalues come out as rounding, which a small lam would not exceed.
     zero = len(values) * np.finfo(values.dtype).eps * values.max(initial=0.0)
     return {"eigenvalues": np.where(values > zero, values, 0.0), "eigenvectors": vectors}
 
@@ -217,10 +217,10 @@ def prox_quadratic(
     x = tf.convert_to_tensor(x)
     _check_width(x, eigenvalues)
     basis = tf.cast(eigenvectors, x.dtype)
-    # Shares of each eigenvector, in float64: x.dtype may be too narrow for lam or q.
+    # The share of each eigenvector, in float64: x.dtype may be too narrow for lam or q.
     lam = scalar(lam, tf.float64)
     kept, removed = (tf.cast(part / (lam + eigenvalues), x.dtype) for part in (lam, eigenvalues))
-    # An entry that loses little is x less what is removed, another one is what is kept: rounding
+    # An entry that loses little is x minus the removed part, any other is the kept part: rounding
     # is relative to the smaller part.
     shrinks = tf.linalg.matvec(basis**2, removed) > 0.5
     back = basis * tf.where(shrinks[:, None], kept, -removed)
@@ -239,8 +239,8 @@ def l_inf(z: tf.Tensor) -> tf.Tensor:
 def prox_l_inf(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     """argmin_z max_i |z_i| + lam/2 ||z - x||^2: the largest entries are cut to one level.
 
-    By Moreau x minus the projection onto the l1 ball of radius 1/lam. The gradient is 0 where
-    ||x||_1 <= 1/lam; an entry that only touches the level keeps its own.
+    By Moreau's identity it is x minus the projection onto the l1 ball of radius 1/lam. The gradient
+    is 0 where ||x||_1 <= 1/lam; an entry that only touches the level keeps its own.
 
     Example:
         >>> prox_l_inf([3.0, 1.0], 1.0).numpy().tolist()

@@ -32,11 +32,11 @@ def nuclear(z: tf.Tensor) -> tf.Tensor:
 def prox_nuclear(x: tf.Tensor, lam: float | tf.Tensor) -> tf.Tensor:
     """argmin_Z ||Z||_* + lam/2 ||Z - X||_F^2: the soft threshold of the singular values at 1/lam.
 
-    A singular value of exactly 1/lam counts as cut; equal singular values are no trouble. A matrix
+    A singular value of exactly 1/lam counts as cut; equal singular values are allowed. A matrix
     with an entry that is not finite comes out as NaN. Differentiable once.
 
     Args:
-        x: float32 or float64 tensor (..., m, n); float32 is worked through in float64.
+        x: float32 or float64 tensor (..., m, n); float32 is computed in float64.
         lam: scalar > 0.
 
     Returns:

@@ -2,11 +2,11 @@
 
     project_C(x) = argmin_{z in C} 1/2 ||z - x||^2
 
-lambda plays no part. Inputs are float32 or float64. Beside each projection stands the indicator of
+lam changes nothing. Inputs are float32 or float64. Beside each projection stands the indicator of
 its set, 0 inside and +inf outside, where a bound may be missed by 100 roundings of its own size.
 Where the set's boundary makes a projection non-smooth, each docstring says which of the possible
-Jacobians the gradient uses. An empty last axis comes out empty. An entry that is not finite stays
-in its own row. Where every entry of the output depends on every entry of the input, NaN makes the
+Jacobians the gradient uses. An empty last axis comes out empty. An entry that is not finite affects
+only its own row. Where every entry of the output depends on every entry of the input, NaN makes the
 whole row NaN, value and gradient, as does an infinity for which no projection is defined.
 """
 
@@ -37,9 +37,9 @@ def symmetric_map(
         solve: (x, lam) -> (z, y -> J y).
         x: float tensor.
         lam: scalar > 0, in the dtype of x or in float64 if it is too small for that of x.
-        once: for a `solve` that automatic differentiation gets wrong: it is kept off the tape, and
-            a second derivative raises `NotImplementedError`. Otherwise J y is itself
-            differentiated as written.
+        once: for a `solve` that automatic differentiation gets wrong. It is kept off the tape, and
+            a second derivative raises `NotImplementedError`. Without `once`, J y is differentiated
+            as written.
     """
 
     @tf.custom_gradient
@@ -50,7 +50,7 @@ def symmetric_map(
             cotangent: tf.Tensor, x: tf.Tensor, lam: tf.Tensor
         ) -> tuple[tf.Tensor, tf.Tensor]:
             dx = jacobian(cotangent)
-            # An entry that the map ignores may be infinite: 0 times inf counts nothing.
+            # An entry that the map ignores may be infinite: 0 times inf counts as 0.
             moved = tf.where(dx == 0, tf.zeros_like(x), x - z)
             total = tf.reduce_sum(dx * moved)
             return dx, tf.cast(total, lam.dtype) / lam
@@ -62,14 +62,14 @@ def symmetric_map(
 
 
 def nan_where(z: tf.Tensor, dx: tf.Tensor) -> tf.Tensor:
-    """`dx`, NaN where z is: what depends on an unknown support is unknown."""
+    """`dx`, but NaN where z is NaN: there the support, and so the gradient, is unknown."""
     return tf.where(tf.math.is_nan(z), tf.constant(np.nan, dx.dtype), dx)
 
 
 def without_nan(x: tf.Tensor, valid: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-    """`x` with 0 in the rows that hold a NaN, and NaN in those rows, 0 elsewhere, to be added.
+    """`x` with 0 in the rows that hold a NaN; and a tensor to add: NaN in those rows, else 0.
 
-    What a minimum, a maximum or an order makes of NaN differs between processors.
+    The minimum, the maximum and the order of NaNs differ between processors.
 
     Args:
         x: float tensor (..., n).
@@ -165,7 +165,7 @@ def l2_ball_point(x: tf.Tensor, radius: tf.Tensor) -> tuple[tf.Tensor, Jacobian]
     """The point of `project_l2_ball` and its Jacobian-vector product."""
     size, length, unit = polar(x)
     limit = radius / size  # the norm of x itself may overflow
-    outside = ~(length <= limit)  # a NaN is nowhere inside
+    outside = ~(length <= limit)  # a NaN is outside
     shrink = tf.where(outside, limit / tf.where(outside, length, tf.ones_like(length)), 1.0)
 
     def jacobian(y: tf.Tensor) -> tf.Tensor:
@@ -201,8 +201,8 @@ def simplex(z: tf.Tensor, total: float = 1.0) -> tf.Tensor:
 
 def _simplex_point(x: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
     """max(x - tau, 0) with tau such that the entries sum to `total` (exact, by sorting)."""
-    # The projection does not see a common shift: the largest entry moves to 0. An entry that is
-    # `total` or more below it comes out as 0, however far below. In units of `total` nothing can
+    # A common shift changes nothing: the largest entry is moved to 0. An entry that is `total` or
+    # more below it comes out as 0, however far below. In units of `total` nothing can
     # overflow, and `total` is not lost beside huge entries.
     x, nan = without_nan(x - tf.reduce_max(x, axis=-1, keepdims=True))
     x = tf.maximum(x, -total) / total
@@ -228,7 +228,7 @@ def project_simplex(x: tf.Tensor, total: float = 1.0) -> tf.Tensor:
     """Projection onto {z_i >= 0, sum z = total}: sparsemax for total = 1.
 
     The gradient is I - 11^T/|S| on the support S = {z_i > 0}; an entry that only touches 0 is
-    outside S. An entry -inf, as masked scores have it, comes out as 0.
+    outside S. An entry -inf, as in masked scores, comes out as 0.
 
     Example:
         >>> project_simplex([1.0, 0.5, -1.0]).numpy().tolist()

@@ -7,8 +7,8 @@ H the Hessian of R, a cotangent y of z becomes the cotangent J w of v, where
 
     (J + J H J / lam) w = J y                                                         (10)
 
-(without constraint: (I + H / lam) w = y). Everything that v is made of, x, lam, a context, the
-variables and tensors that R closes over, then gets its gradient by ordinary differentiation of
+(without constraint: (I + H / lam) w = y). Everything that v depends on (x, lam, a context, the
+variables and tensors that R uses) then gets its gradient by ordinary differentiation of
 grad R at the fixed z. Every row is a problem of its own with its own steps, forward and backward.
 """
 
@@ -29,11 +29,11 @@ Projection = Callable[[tf.Tensor], tf.Tensor]  # (batch, n) -> (batch, n)
 Evaluation = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor, tf.Tensor]]
 _ValueAndSlope = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
-_NEAR = 1e-2  # the residual below which Newton is the quicker one
+_NEAR = 1e-2  # the residual below which Newton is faster
 
 
 class ProxSolution(NamedTuple):
-    """What `smooth_prox` found.
+    """The result of `smooth_prox`.
 
     Attributes:
         point: z, in the shape of x; differentiable.
@@ -69,9 +69,9 @@ def smooth_prox(
     """argmin_{z in C} R(z) + lam/2 ||z - x||^2 for every row, with the implicit gradient.
 
     Accelerated (projected) gradient with backtracking and restarts; without `projection` Newton
-    steps finish. Differentiable once. R has to be convex, or its curvature above -lam; otherwise a
-    local minimum or `converged == False` comes back. A row whose iterates stop being finite
-    returns its start.
+    steps finish. Differentiable once. R has to be convex, or its curvature above -lam; otherwise
+    the result is a local minimum or has `converged == False`. A row whose iterates stop being
+    finite returns its start.
 
     Args:
         regularizer: R, (batch, n) -> (batch,), smooth where it is finite, +inf elsewhere; row i of
@@ -108,7 +108,7 @@ def smooth_prox(
     origin = tf.stop_gradient(project(fixed_x if start is None else tf.cast(start, x.dtype)))
 
     def evaluate(z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """(R(z)/lam + 1/2 ||z - x||^2) / scale^2, its gradient times scale, the residual; a row.
+        """(R(z)/lam + 1/2 ||z - x||^2) / scale^2, its gradient times scale, the residual, by row.
 
         The residual is +inf where R is not finite or the value is NaN.
         """
@@ -118,7 +118,7 @@ def smooth_prox(
         unit = tf.squeeze(scale, -1)
         value = r / fixed_lam / unit / unit + tf.reduce_sum(gap**2, axis=-1) / 2
         residual = tf.reduce_max(tf.abs(z - project(fixed_x - shift)) / scale, axis=-1)
-        residual = tf.maximum(residual, 0)  # of a row without entries
+        residual = tf.maximum(residual, 0)  # for a row without entries
         known = tf.math.is_finite(r) & ~tf.math.is_nan(value)
         residual = tf.where(known, residual, tf.cast(float("inf"), residual.dtype))
         return value, shift / scale + gap, residual
@@ -136,7 +136,7 @@ def smooth_prox(
 
 
 def _gradient_of(regularizer: RowFunction) -> _ValueAndSlope:
-    """z -> (R(z), grad R(z)), with the checks of what R returns."""
+    """z -> (R(z), grad R(z)), with checks of what R returns."""
 
     def gradient(z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         with tf.GradientTape() as tape:
@@ -195,7 +195,7 @@ def _newton(
     tolerance: float,
     max_iterations: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Newton-CG with backtracking. A row ends when no length helps it."""
+    """Newton-CG with backtracking. A row ends when no step length improves it."""
     rounding = 10 * np.finfo(z.dtype.as_numpy_dtype).eps
 
     def newton(
@@ -217,7 +217,7 @@ def _newton(
             lower = (lowered <= 1e-4 * length * fall) & (lowered < -rounding * (1 + tf.abs(value)))
             return length, candidate, moved, lower | (moved < 0.9 * residual)
 
-        searching = active & (residual > tolerance)  # solved rows only try the whole step
+        searching = active & (residual > tolerance)  # solved rows try the full step only
         _, candidate, moved, better = tf.while_loop(
             lambda length, candidate, moved, better: tf.reduce_any(searching & ~better),
             lambda length, candidate, moved, better: attempt(tf.where(better, length, length / 2)),
@@ -253,7 +253,7 @@ def _accelerated_gradient(
     """
     rounding = 10 * np.finfo(origin.dtype.as_numpy_dtype).eps
     value, slope, residual = evaluate(origin)
-    lost = tf.math.is_nan(value)  # no step brings such a row back
+    lost = tf.math.is_nan(value)  # no step can repair such a row
 
     def step(
         iteration: tf.Tensor,

@@ -15,11 +15,11 @@ class ProximalOperator(NamedTuple):
         value: (z, **options) -> R(z), +inf outside a set.
         prox: (x, lam, **options) -> z.
         is_set: whether R is an indicator, which neither lam nor a weight changes.
-        padding: how steps that a mask leaves out are kept out of the rest: "zero" (they count
-            nothing when set to 0), "mask" (`prox` takes `mask`), None (not possible).
+        padding: how masked steps are kept from affecting the others: "zero" (set to 0 they have
+            no effect), "mask" (`prox` takes `mask`), None (not possible).
         matrix: whether R sees the last two axes instead of the last one.
         jit: whether XLA can compile it on every device.
-        prepare: options of the user -> options of `value` and `prox`, where they differ.
+        prepare: options of the user -> options of `value` and `prox`, if they differ.
     """
 
     value: Callable[..., tf.Tensor]

@@ -1,12 +1,12 @@
 """Total variation and the fused lasso along the last axis: exact, all rows at once.
 
 The level sets of the minimiser nest: {z > c} minimises a binary problem whose data term is c - x.
-Start from one piece a row. In every round each piece takes its optimal constant c and asks that
-binary problem whether a part of it wants to lie above or below; if so the piece is cut there, and
-the sign of a jump, once cut, is final (so that it becomes a linear pull on both sides). When no
-piece is cut any more z is the pieces' constants: exact, after about log2(n) rounds, n at most.
+Start from one piece a row. In every round each piece takes its optimal constant c, and the binary
+problem tells whether a part of the piece should lie above or below c. If so the piece is cut there,
+and the sign of the jump is final (so the jump becomes a linear term on both sides). When no piece
+is cut any more z is the pieces' constants: exact, after about log2(n) rounds, n at most.
 The binary problem on a chain is a clipped running sum, m -> clip(m + u, -t, t), and clipped shifts
-are closed under composition, so that blocks of the chain can be worked through side by side: see
+are closed under composition, so blocks of the chain can be processed in parallel: see
 `proxnet_tf.ops.convex.chain`.
 """
 
@@ -33,7 +33,7 @@ def prox_total_variation(
     """argmin_z sum_i |z_{i+1} - z_i| + lam/2 ||z - x||^2, exact.
 
     The Jacobian averages over the constant pieces of z. Where two pieces are just about to merge
-    the gradient keeps them apart.
+    the gradient treats them as separate.
 
     Args:
         x: float tensor of shape (..., n).
@@ -55,7 +55,7 @@ def prox_total_variation(
         known, nan = without_nan(tf.stop_gradient(rows), valid)
         cut, jump = _cuts(known, tf.stop_gradient(t), valid)
         pieces = chain.Pieces(cut)
-        # Where z is cut does not vary with x: only the constants carry a gradient.
+        # The cuts do not vary with x: only the constants have a gradient.
         pulled = chain.fold(rows) + (chain.later(jump, 0.0) - jump) * t
         z = tf.reshape(chain.unfold(pieces.mean(pulled), rows) + nan, tf.shape(x))
 
@@ -86,8 +86,8 @@ def prox_fused_lasso(
 ) -> tf.Tensor:
     """argmin_z sum_i |z_{i+1} - z_i| + sparsity ||z||_1 + lam/2 ||z - x||^2, exact.
 
-    The soft threshold of the total variation's map (Friedman et al., 2007). On a kink of either
-    map the gradient is that map's choice.
+    The soft threshold of the total variation's map (Friedman et al., 2007). At a kink of either
+    map the gradient is the one documented for that map.
 
     Args:
         x: float tensor of shape (..., n).
@@ -144,7 +144,7 @@ def _cuts(x: tf.Tensor, t: tf.Tensor, valid: tf.Tensor | None) -> tuple[tf.Tenso
 def _upper_part(u: tf.Tensor, price: tf.Tensor) -> tf.Tensor:
     """argmin over w in {0, 1}^n of sum_i u_i w_i + price_i |w_i - w_{i+1}|, as booleans.
 
-    `price_i` is that of a jump between i and i + 1, 0 where a piece ends.
+    `price_i` is the cost of a jump between i and i + 1, 0 where a piece ends.
     """
     # q_i = (cost of w_i = 1) - (cost of w_i = 0) of the chain up to i;  q_{i+1} = clip(q_i) + u.
     q = u + chain.earlier(chain.clipped_sum(u, price), 0.0)

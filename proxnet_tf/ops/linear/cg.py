@@ -56,20 +56,20 @@ def conjugate_gradient(
     curvature <= 0, or when its numbers stop being finite; its last iterate is kept. The loop
     ends when no example is left or after `max_iterations`. With `radius` it is Steihaug's method:
     an iterate that would leave the ball ||x||_M <= radius, or a direction of curvature <= 0, ends
-    on the boundary. Gradients do not flow through the loop: differentiate implicitly.
+    on the boundary. The loop has no gradient: differentiate implicitly.
 
     Args:
         operator: x -> A x, linear and symmetric, in the shape of `rhs`. With `image` it returns
             the pair A x, B x.
-        rhs: right-hand sides b; the axes not in `axes` are independent examples, each solved in
-            units of its largest entry.
+        rhs: right-hand sides b; the axes not in `axes` are independent examples, each scaled by
+            its largest entry for the solve.
         preconditioner: r -> M^-1 r, symmetric positive definite; identity by default.
         tolerance: relative to the norm of b; a float, a scalar tensor or one value an example.
         max_iterations: bound on the products with `operator`.
         axes: the axes that make up one vector, (-1,) by default; (-2, -1) for matrices.
         radius: trust-region radius > 0 in the norm of M; none by default.
-        image: zeros in the shape of B x, for a linear map B that A is made of and whose value at
-            the solution is wanted too. It comes without a further product.
+        image: zeros in the shape of B x, for a linear map B that is a part of A and whose value at
+            the solution is wanted too. It costs no further product.
 
     Returns:
         A `CGResult`.

@@ -1,7 +1,7 @@
 """Python numbers as tensors, and numbers that are not finite.
 
-`eigh` and `svd` of a NaN raise an error that ends the program. So what enters a decomposition is
-`guarded`, and what depends on it is `nan_unless` the input was finite.
+`eigh` and `svd` of a NaN raise an error that ends the program. So the input of a
+decomposition passes `guarded` (zeros if it is not finite) and the result `nan_unless` (then NaN).
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 
 def scalar(value: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """`value` in `dtype`; a Python number does not pass through float32, as in `tf.cast`."""
+    """`value` in `dtype`; unlike `tf.cast`, a Python number is not first rounded to float32."""
     return tf.cast(value if tf.is_tensor(value) else np.float64(value), dtype)
 
 
@@ -21,7 +21,7 @@ def inverse(lam: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def check_real(name: str, value: Any) -> Any:
-    """`value`, a structure of tensors or arrays, or a `ValueError` if a part of it is complex,
+    """`value`, a structure of tensors or arrays, or a `ValueError` if any of it is complex,
     text, ragged or sparse."""
     for part in tf.nest.flatten(value):
         if isinstance(part, tf.RaggedTensor | tf.SparseTensor):

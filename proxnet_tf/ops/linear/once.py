@@ -1,4 +1,4 @@
-"""Gradient functions that have no derivatives of their own: those raise instead of being wrong."""
+"""Gradient functions without derivatives: a derivative raises an error instead of being wrong."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import tensorflow as tf
 def differentiable_once(
     function: Callable[..., Any], what: str = "proximal map"
 ) -> Callable[..., Any]:
-    """`function` off the tape, with an error in the place of its derivative.
+    """`function` off the tape, with an error in place of its derivative.
 
     Args:
         function: from tensors to tensors, the gradient function of a custom gradient.

@@ -1,4 +1,4 @@
-"""How well a problem was solved: the one type that every solve of the package answers with."""
+"""How well a problem was solved: the type that every solve of the package returns."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ class Report(NamedTuple):
     Attributes:
         residual: how far the returned point is from a solution, relative to the size of the
             problem; one value a problem.
-        iterations: int32, what the longest problem took.
+        iterations: int32, the number for the problem that took most.
         converged: booleans in the shape of `residual`: whether it reached the tolerance. False
             where a number is not finite.
     """

@@ -5,7 +5,7 @@ generalized symmetric eigenproblem
 
     K(S) v = mu (B(S) + eps I) v,     U^T (B(S) + eps I) U = I,     mu_1 >= mu_2 >= ...      (2)
 
-with B the blocks of the views themselves and K the blocks between views (`CCA`, two views, where
+where B keeps the blocks within the views, and K the blocks between views (`CCA`, two views, where
 the positive mu are the canonical correlations) or all blocks (`GCCA`). The objectives are
 
     CCA:  L(S) = - sum_{i<=k} mu_i,          GCCA:  L(S) = J k - sum_{i<=k} mu_i.
@@ -13,9 +13,9 @@ the positive mu are the canonical correlations) or all blocks (`GCCA`). The obje
 Everything is evaluated in a block-diagonal basis T with T^T (B(S) + eps I) T = I, and U = T Q with
 an orthogonal Q. `GCCA` takes T = L^-T with the Cholesky factor L of B(S) + eps I. `CCA` takes the
 canonical vectors of each view, so that Q is the same for all S: it pairs the i-th vectors a_i and
-b_i of the views to (a_i, b_i) / sqrt 2 and (a_i, -b_i) / sqrt 2. In the basis, a matrix X that acts
-on covariances (S, dS) becomes T^T X T, one that acts on gradients becomes T^-1 X T^-T, and the
-masks are what they were. No formula divides by the gap of two eigenvalues on the same side of the
+b_i of the views to (a_i, b_i) / sqrt 2 and (a_i, -b_i) / sqrt 2. In the basis, a covariance X
+(S, dS) becomes T^T X T, a gradient X with respect to S becomes T^-1 X T^-T, and the masks
+stay the same. No formula divides by the gap of two eigenvalues on the same side of the
 cut k | k+1.
 
 References: Li, Ma, Zhang (2020), equation (2) and the appendix on multiview learning; Andrew,
@@ -46,9 +46,9 @@ DENSE = 128
 
 @dataclass(frozen=True)
 class Correlation(abc.ABC):
-    """Which correlation of which views: everything that is known before the data.
+    """The type of correlation and the widths of the views: all that is known before the data.
 
-    Two correlations of one type, equal sizes and equal k are equal, and share what was compiled.
+    Two correlations of one type with equal sizes and k are equal, and share compiled functions.
 
     Attributes:
         sizes: widths d_1..d_J of the views.
@@ -107,7 +107,7 @@ class Correlation(abc.ABC):
     def value_and_slope(
         self, covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """L(S) and dL/dS, see `factorise`; NaN where `decompose` has NaN."""
+        """L(S) and dL/dS, see `factorise`; NaN if `decompose` returns NaN."""
         spectrum = self.decompose(covariance, epsilon, unused)
         slope = self.times_slope(spectrum.basis, self.slope(spectrum))
         return self.value(spectrum), self.by_view(slope, tf.transpose(spectrum.basis))
@@ -190,7 +190,7 @@ class CCA(Correlation):
     def value_and_slope(
         self, covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """From the k canonical vectors alone: those of one view, the others by T."""
+        """Uses the k canonical vectors only: those of one view, and T for those of the other."""
         _, _, first, second, whitened, ok = self._whitened(covariance, epsilon, unused)
         wide = self.sizes[0] < self.sizes[1]
         t = tf.transpose(whitened) if wide else whitened
@@ -283,7 +283,7 @@ class CCA(Correlation):
         within = self.paired_blocks(change)
         e = change - within
         n0, n1 = phi * e - psi * within, psi * e - chi * within
-        return self.paired_blocks(n0 + n1) - n0  # B(n1) - (n0 - B(n0)), one projection
+        return self.paired_blocks(n0 + n1) - n0  # B(n1) - (n0 - B(n0)) by one projection
 
     def second_slope(self, spectrum: Spectrum, change: tf.Tensor) -> tf.Tensor:
         basis, differences = spectrum.basis, divided_differences(spectrum)
@@ -342,7 +342,7 @@ class GCCA(Correlation):
         """Differential of dL/dS in the basis, T^-1 d(dL/dS) T^-T, for `change` = T^T dS T.
 
         dN0 = phi o E - psi o H and dN1 = psi o E - chi o H between eigenvectors, with E and H the
-        masks K and B of the change; without the part beyond k in both indices, which is zero.
+        masks K and B of the change. The part beyond k in both indices is left out: it is zero.
         """
         width, k = self.width, self.num_components
         phi, psi, chi = (x[:, :k] for x in differences)

@@ -20,13 +20,13 @@ def by_finite_difference(
 ) -> tf.Tensor:
     """The output of a proximal map with the paper's gradient, after Domke (2010).
 
-    The Jacobian of a proximal map is symmetric, so that the gradient is the directional derivative
-    along the cotangent Y: a central difference of two more maps. The step along Y is that of the
+    The Jacobian of a proximal map is symmetric, so the gradient is the directional derivative along
+    the cotangent Y, here a central difference of two more maps. The step along Y is that of the
     published code.
 
     Args:
         output: the map of x, `[n, D]`.
-        prox: from rows `[n, D]` to their proximal map, their sample and its `map_of_gram`.
+        prox: maps rows `[n, D]` to their proximal map, their sample and its `map_of_gram`.
         x: rows, `[n, D]`.
         valid: `[n, 1]` booleans; the other rows pass unchanged, and so do their gradients.
         observer: receives the worst report of the two solves, see `observed`.

@@ -1,4 +1,4 @@
-"""From rows to what the D x D problem knows of them: their number, mean and Gram matrix.
+"""What the D x D problem needs of the rows: their number, mean and Gram matrix.
 
 Up to `EXACT_ROWS` rows, products of rows are in float64. Beyond, the rows are read in blocks that
 stay in the cache; products of float32 rows are in float32 there and the blocks are summed in
@@ -18,16 +18,16 @@ AllReduce = Callable[..., tuple[tf.Tensor, ...]]
 
 EXACT_ROWS = 4096
 BLOCK = 2048
-# From this width on, three products are faster than one with a third more to do.
+# From this width on, three products are faster than one with a third more work.
 WIDE = 256
-# Variance along a direction of a view whose columns have unit variance, below which it is
-# rounding; for Gram matrices in float64, and for those summed from blocks of float32.
+# With columns of unit variance, a direction of less variance than this is rounding: for Gram
+# matrices in float64, and for those summed from blocks of float32.
 EXACT_RANK = 1e-10
 BLOCK_RANK = 1e-6
 
 
 class Sample(NamedTuple):
-    """What is known of the valid rows, float64.
+    """Count, mean and Gram matrix of the valid rows, float64.
 
     Attributes:
         count: n, scalar.
@@ -53,9 +53,9 @@ def gram_of(
 ) -> Sample:
     """The `Sample` of the valid rows of x; `mean` and `gram` carry gradients.
 
-    A gradient G with respect to C and g with respect to m give (X - m)(G + G^T) + g / n. Over
+    Gradients G with respect to C and g with respect to m give (X - m)(G + G^T) + g / n for X. Over
     replicas every replica holds the sample of the global batch, and its rows get the gradient of
-    the sum of what all replicas make of it.
+    the sum of all replicas' losses.
 
     Args:
         x: `[n, D]`, float32 or float64.
@@ -97,7 +97,7 @@ def _moments(
             tf.shape(rows)[0] if valid is None else tf.math.count_nonzero(valid), tf.float64
         )
 
-    # What the rows are read relative to: the mean of the first of them.
+    # The rows are read relative to the mean of the first ones.
     first = x[:BLOCK], None if valid is None else valid[:BLOCK]
     total = tf.reduce_sum(masked(first[1], first[0]), 0)
     count, total = all_reduce(number(first[1], first[0]), tf.cast(total, tf.float64))

@@ -18,8 +18,8 @@ from proxnet_tf.ops.multiview.problem import Point, Problem, cast_floats
 # The module with the Hessian of each type of correlation: all define the same functions.
 MODULES: dict[type[Correlation], Any] = {CCA: hessian_cca, GCCA: hessian_gcca}
 CG_ITERATIONS = 300
-# From this width on products dominate, and conjugate gradients run in float32: as steps that
-# Newton's method corrects, or with refinement in float64.
+# From this width on products take most of the time, and conjugate gradients run in float32:
+# Newton's method corrects their steps, or a refinement in float64 corrects their solution.
 WIDE = 128
 REFINEMENTS = 12
 
@@ -30,8 +30,8 @@ def compiled(
 ) -> Callable[..., Any]:
     """`function` of `correlation` as one graph, compiled by XLA where asked.
 
-    One object for equal arguments; a `partial` has trace statistics of its own, so that several
-    correlations are not mistaken for one function that is traced again and again.
+    One object for equal arguments. A `partial` has trace statistics of its own, so TensorFlow does
+    not mistake several correlations for one function that is traced again and again.
     """
     bound = functools.partial(function, correlation)
     return tf.function(bound, jit_compile=jit, autograph=False)

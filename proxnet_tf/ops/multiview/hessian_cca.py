@@ -1,4 +1,4 @@
-"""The Hessian of (4) for CCA, in coordinates where one product of matrices is left of it.
+"""The Hessian of (4) for CCA, in coordinates where it takes one product of matrices.
 
 On the right, V' = V U with the canonical pairs U = T Q (see `correlation`). On the left, an
 orthonormal basis O of the row space of W, and a triangular N:
@@ -11,9 +11,9 @@ since U^T S U = I + diag(mu) - eps U^T U. For the coordinates v of V' = O v the 
 
 where dGam' acts entry by entry.
 
-The preconditioner is the inverse of M, with two changes. L does not change when a view is
-multiplied by a matrix, P_j -> P_j A_j (but for the ridge), which is what the first k rows of v do:
-there the term in dGam' cancels t Gam', and the inverse is that of U^-1 U^-T. In the other rows the
+The preconditioner is the inverse of M, with two changes. But for the ridge L does not change
+when a view is multiplied by a matrix, P_j -> P_j A_j. The first k rows of v do just that: there
+the term in dGam' cancels t Gam', and the inverse is that of U^-1 U^-T. In the other rows the
 negative part of t Gam' is dropped.
 """
 
@@ -27,7 +27,7 @@ from proxnet_tf.ops.multiview.spectrum import Differences, divided_differences
 
 
 class Ingredients(NamedTuple):
-    """What is to be decomposed at a point.
+    """The matrices to be decomposed at a point.
 
     Attributes:
         wu: W U, `[D, D]`.
@@ -118,7 +118,7 @@ def _pull_of_pairs(correlation: CCA, point: Point) -> tf.Tensor:
 
 
 def decompose(correlation: CCA, ingredients: Ingredients, wide: bool) -> Decomposed:
-    """The decompositions, outside XLA; in float32 where it is `wide`."""
+    """The decompositions, outside XLA; in float32 if `wide`."""
     wu, bare_inverse, half, middle = ingredients
     dtype = tf.float32 if wide else wu.dtype
     left, triangle = tf.linalg.qr(tf.cast(wu, dtype))
@@ -129,7 +129,7 @@ def decompose(correlation: CCA, ingredients: Ingredients, wide: bool) -> Decompo
 
 
 def hessian_at(correlation: CCA, problem: Problem, point: Point, decomposed: Decomposed) -> Hessian:
-    """The Hessian at a point, in the dtype of what was decomposed."""
+    """The Hessian at a point, in the dtype of `decomposed`."""
     left, triangle, bare_inverse, inverse = decomposed
     seen = problem, point, divided_differences(point.spectrum)
     problem, point, differences = cast_floats(seen, left.dtype)

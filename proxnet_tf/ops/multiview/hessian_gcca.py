@@ -5,7 +5,7 @@
 The preconditioner is the inverse of M without the negative part of t Gam'. L does not change when
 a view is multiplied by a matrix, P_j -> P_j A_j (but for the ridge): along c^(1/2) W_j L_j^-T,
 orthonormal up to the ridge, the term in dGam' cancels t Gam', and the inverse of T^-1 T^-T acts.
-That is the smaller matrix: what its inverse adds is positive semidefinite.
+T^-1 T^-T is the smaller matrix, so its inverse adds a positive semidefinite part.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from proxnet_tf.ops.multiview.spectrum import Differences, divided_differences
 
 
 class Ingredients(NamedTuple):
-    """What is to be decomposed at a point.
+    """The matrices to be decomposed at a point.
 
     Attributes:
         bare: T^-1 T^-T, `[D, D]`.
@@ -79,7 +79,7 @@ def ingredients_at(correlation: GCCA, problem: Problem, point: Point) -> Ingredi
 
 
 def decompose(correlation: GCCA, ingredients: Ingredients, wide: bool) -> Decomposed:
-    """The decompositions, outside XLA; in float32 where it is `wide`."""
+    """The decompositions, outside XLA; in float32 if `wide`."""
     bare, pull = ingredients
     values, vectors = tf.linalg.eigh(pull)
     positive = tf.matmul(vectors * tf.maximum(values, 0.0), vectors, transpose_b=True)
@@ -90,7 +90,7 @@ def decompose(correlation: GCCA, ingredients: Ingredients, wide: bool) -> Decomp
 def hessian_at(
     correlation: GCCA, problem: Problem, point: Point, decomposed: Decomposed
 ) -> Hessian:
-    """The Hessian at a point, in the dtype of what was decomposed."""
+    """The Hessian at a point, in the dtype of `decomposed`."""
     seen = problem, point, divided_differences(point.spectrum)
     problem, point, differences = cast_floats(seen, decomposed.bare.dtype)
     added = decomposed.bare_inverse - decomposed.inverse
@@ -138,7 +138,7 @@ def precondition(correlation: GCCA, hessian: Hessian, r: tf.Tensor) -> tf.Tensor
 def retract(correlation: GCCA, hessian: Hessian, v: tf.Tensor) -> tf.Tensor:
     """v with a second-order term that follows the curved valley of small ||F||.
 
-    What of the step multiplies a view by a matrix, W_j A_j, and the rest V_j combine as
+    The part of the step that multiplies a view by a matrix, W_j A_j, and the rest V_j combine as
     (W_j + V_j)(I + A_j), which adds V_j A_j.
     """
     root = tf.sqrt(hessian.c)

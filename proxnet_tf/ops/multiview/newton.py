@@ -32,21 +32,21 @@ from proxnet_tf.ops.multiview.problem import (
 )
 from proxnet_tf.ops.multiview.spectrum import Factors
 
-# With a GPU in sight, problems up to this width are solved on the host by device="auto".
+# If a GPU is visible, device="auto" solves problems up to this width on the host.
 HOST_WIDTH = 256
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How (4) is solved: what the solvers of `proxnet_tf.solvers`, which say more, have in common.
+    """How (4) is solved: the settings that all solvers of `proxnet_tf.solvers` have (see there).
 
     Attributes:
         tolerance: on ||F(W)||_F / ||R||_F, and on the linear system of the gradient.
         max_iterations: bound on the evaluations of (4) by Newton, on the iterations of L-BFGS.
         jit_compile: whether XLA compiles the inner loop; "auto" where TensorFlow is built with XLA.
         device: where the D x D problem is solved: a name such as "CPU:0", None where TensorFlow
-            puts it, "auto" on the host if a GPU is visible and D is at most 256 (a GPU launches
-            each of the many small kernels dearly), else None.
+            puts it, "auto" on the host if a GPU is visible and D is at most 256 (launching many
+            small kernels on a GPU is slow), else None.
         method: "newton" (trust region, conjugate gradients) or "lbfgs" (TensorFlow Probability's;
             where it does not reach the tolerance, Newton starts afresh from W = R).
     """
@@ -121,7 +121,7 @@ class _Trial(NamedTuple):
 
 
 def _start(correlation: Correlation, problem: Problem, factors: Factors) -> tuple[_State, Any]:
-    """The state at W = R, and what is to be decomposed there."""
+    """The state at W = R, and the matrices to be decomposed there."""
     point = point_at(correlation, problem, problem.root, factors)
     radius = 0.2 * tf.norm(problem.root)
     ingredients = MODULES[type(correlation)].ingredients_at(correlation, problem, point)
@@ -134,7 +134,7 @@ def _propose(
     """A step of Steihaug's method."""
     module, (point, radius, _) = MODULES[type(correlation)], state
     hessian = module.hessian_at(correlation, problem, point, decomposed)
-    # Superlinear, but no more exact than the last step needs.
+    # Superlinear convergence, but the last step no more exact than needed.
     enough = tf.minimum(0.2 * tf.math.divide_no_nan(tolerance, point.residual), 0.1)
     forcing = tf.clip_by_value(tf.sqrt(point.residual), enough, 0.1)
     downhill = module.enter(correlation, hessian, -point.slope)
@@ -149,10 +149,10 @@ def _propose(
 def _accept(
     correlation: Correlation, problem: Problem, state: _State, trial: _Trial, factors: Factors
 ) -> tuple[_State, Any]:
-    """The trust-region test of a trial point: the state after it, and what is to be decomposed."""
+    """The trust-region test of a trial point: the next state, and the matrices to be decomposed."""
     point, radius, _ = state
     new = point_at(correlation, problem, trial.w, factors)
-    # Too small a change for the objective's rounding: the residual decides.
+    # If the change is below the rounding of the objective, the residual decides.
     tiny = trial.predicted < 1e-12 * (1.0 + tf.abs(point.objective))
     smaller = new.residual < point.residual
     gain = tf.math.divide_no_nan(point.objective - new.objective, trial.predicted)
@@ -206,7 +206,7 @@ def _lbfgs(
 ) -> Solution:
     """TFP's L-BFGS on (4) from W = R, on t times the objective, whose gradient is F.
 
-    Where it does not arrive, Newton starts afresh.
+    Where it does not reach the tolerance, Newton starts afresh.
     """
     import tensorflow_probability as tfp
 
@@ -225,7 +225,7 @@ def _lbfgs(
     found = tfp.optimizer.lbfgs_minimize(
         value_and_gradient,
         tf.reshape(problem.root, [-1]),
-        # its rule is on the largest entry of F
+        # its stopping rule is on the largest entry of F
         tolerance=tolerance * tf.norm(problem.root) / correlation.width,
         max_iterations=max_iterations,
         max_line_search_iterations=30,

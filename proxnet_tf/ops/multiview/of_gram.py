@@ -11,7 +11,7 @@ Q = - 2 c t sym(M Y M), the solution U of H U = 2 c W L''[Q] gives
     dJ/dC = c M L''[Q - c t (W^T U + U^T W)] M.                                                (5)
 
 Let I - Pi_j project onto what lies outside the row space of view j. A change of X_j that turns its
-row space turns P_j along, constant columns excepted:
+row space turns that of P_j too, except for constant columns:
 
     dM_ij (I - Pi_j) = (M - I)_ij C_jj^+ dC_jj (I - Pi_j).                                     (16)
 
@@ -54,7 +54,7 @@ class Map(NamedTuple):
 def _solved(
     correlation: Correlation, sample: Sample, lam: tf.Tensor, epsilon: tf.Tensor, settings: Settings
 ) -> tuple[Solved, tf.Tensor, tf.Tensor, Report]:
-    """What was solved, M - I, the envelope and the report; NaN where an argument is not sound."""
+    """The solved problem, M - I, the envelope, the report; NaN if an argument is not valid."""
     # XLA cannot compile loops that a gradient tape records.
     count, _, gram, rounding = map(tf.stop_gradient, sample)
     finite, gram = guarded(gram)
@@ -81,8 +81,8 @@ def map_of_gram(
     """M - I and the envelope of (1); gradients (5), (16) and (17), from one solve.
 
     The minimiser is the one that descent from P = X reaches (the problem is not convex), each view
-    staying in its own row space. To tell the row space of a view, its columns are scaled to
-    variance one; what `rounding` explains of a direction is left as it is. Where an input is not
+    staying in its own row space. To find the row space of a view, its columns are scaled to
+    variance one; directions that `rounding` explains are left unchanged. Where an input is not
     finite, or lam or epsilon out of range, the result is NaN. With fewer than two rows M = I.
 
     The gradients are exact along changes that keep the rank of every view. Not differentiable where
@@ -95,7 +95,7 @@ def map_of_gram(
         lam: scalar > 0; a constant of the map, without a gradient.
         epsilon: scalar >= 0, ridge on the covariance of each view; a constant likewise.
         settings: how to solve.
-        dtype: of the rows, whose gradient can show no more digits.
+        dtype: of the rows; their gradient needs no more digits than it has.
         observer: receives the report of the gradient's solve, see `observed`.
         envelope_only: whether M carries no gradient, so that no linear system is solved for it.
     """
@@ -146,7 +146,7 @@ def _adjoint(
     inside = within(problem, y)
     q = -c * t * between(inside + tf.transpose(inside))
     rhs = 2.0 * c * tf.matmul(point.w, second(q))
-    # The error of a solution was at most ten times the relative residual in the problems tried.
+    # In the problems tried, the error of a solution was at most ten times the relative residual.
     tolerance = 1e-2 * settings.tolerance if dtype == tf.float64 else max(settings.tolerance, 1e-7)
     u, report = solve_hessian(
         correlation, problem, point, rhs, scalar(tolerance, y.dtype), settings.compiles

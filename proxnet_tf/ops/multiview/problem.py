@@ -51,7 +51,7 @@ class Problem(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """The data of (4), and what connects them with the rows.
+    """The data of (4), and the matrices that connect them with the rows.
 
     Attributes:
         problem: the data of (4).
@@ -65,7 +65,7 @@ class Reduction(NamedTuple):
 
 
 class Point(NamedTuple):
-    """An iterate W of (4) with what is known there.
+    """An iterate W of (4) with the values there.
 
     Attributes:
         w: W, `[D, D]`.
@@ -129,9 +129,9 @@ def reduce_gram(
 
 
 def _equilibrated(gram: tf.Tensor, rounding: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Gram matrix of the columns scaled to one, their sizes and the inverses of those.
+    """The Gram matrix of columns scaled to size one, the sizes, and the inverses of the sizes.
 
-    A constant column has the size zero, and the eigenvalue -1 of its own in the matrix.
+    A constant column has the size zero, and in the matrix an eigenvalue -1 of its own.
     """
     alive = rounding < 1.0
     size = tf.sqrt(tf.where(alive, tf.linalg.diag_part(gram), tf.zeros_like(rounding)))
@@ -142,7 +142,7 @@ def _equilibrated(gram: tf.Tensor, rounding: tf.Tensor) -> tuple[tf.Tensor, tf.T
 
 
 def has_full_rank(correlation: Correlation, gram: tf.Tensor, rounding: tf.Tensor) -> tf.Tensor:
-    """Whether every view surely fills its row space: True where it is far from any doubt.
+    """Whether every view has full rank; False in cases of doubt.
 
     With columns of variance one, the eigenvalues of C_jj are above 2 max(rounding) if C_jj minus
     that share of its diagonal is positive definite: if it has a Cholesky factor.
@@ -228,14 +228,14 @@ def point_at(correlation: Correlation, problem: Problem, w: tf.Tensor, factors: 
 
 
 def bare_metric(correlation: Correlation, problem: Problem, spectrum: Spectrum) -> tf.Tensor:
-    """T^-1 T^-T, `[D, D]`, block-diagonal, made stiff outside the row spaces."""
+    """T^-1 T^-T, `[D, D]`, block-diagonal, with the middle factor `stiff` instead of I."""
     inverse = spectrum.inverse
     stiffened = correlation.by_view(inverse, stiff(problem))
     return correlation.by_view(stiffened, tf.transpose(inverse))
 
 
 def stiff(problem: Problem) -> tf.Tensor:
-    """I, and more outside the row spaces, where L may be concave: rounding cannot leave them."""
+    """I, but much larger outside the row spaces (L may be concave), lest rounding leave them."""
     eye = tf.eye(problem.root.shape[-1], dtype=problem.root.dtype)
     return eye + _stiffness(problem) * problem.unused
 
@@ -257,13 +257,13 @@ def positive_inverse(x: tf.Tensor) -> tf.Tensor:
 
 
 def within(problem: Problem, x: tf.Tensor) -> tf.Tensor:
-    """x between the row spaces of the views."""
+    """x projected to the row spaces of the views, on both sides."""
     x -= tf.matmul(problem.unused, x)
     return x - tf.matmul(x, problem.unused)
 
 
 def shrinkage_step(correlation: Correlation, problem: Problem, point: Point) -> tf.Tensor:
-    """(I + t Gam)^-1 - I between the row spaces of the views, `[D, D]`, symmetric."""
+    """(I + t Gam)^-1 - I, projected to the row spaces of the views, `[D, D]`, symmetric."""
     basis = point.spectrum.basis
     eye = tf.eye(correlation.width, dtype=basis.dtype)
     slope = tf.matmul(correlation.times_slope(basis, point.pull), basis, transpose_b=True)
@@ -272,8 +272,8 @@ def shrinkage_step(correlation: Correlation, problem: Problem, point: Point) -> 
 
 
 def map_step(reduction: Reduction, point: Point, shrinkage: tf.Tensor) -> tf.Tensor:
-    """M - I of the map: R^+ (W - R) along the rows of the sample, and beside them the `shrinkage`
-    step, which it is at a solution."""
+    """M - I of the map: R^+ (W - R) on the span of the rows; elsewhere the `shrinkage` step, to
+    which M - I is equal at a solution."""
     problem, lift = reduction.problem, reduction.lift
     beside = shrinkage - tf.matmul(lift, tf.matmul(problem.root, shrinkage))
     return within(problem, tf.matmul(lift, point.w - problem.root) + beside)

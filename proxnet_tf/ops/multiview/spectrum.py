@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-# Eigenvalues below it carry no correlation; gaps across the cut below it are ties.
+# Eigenvalues below this carry no correlation; smaller gaps across the cut count as ties.
 TINY = 1e-7
 
 
@@ -28,7 +28,7 @@ class Spectrum(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """What the decompositions behind a `Spectrum` return; the rest is products.
+    """The results of the decompositions from which products give a `Spectrum`.
 
     Attributes:
         factor: Cholesky factor of B + eps I, as the type of correlation lays it out.

@@ -1,8 +1,8 @@
 """The proximal state of a recurrent cell known only as a function, by nested gradient tapes.
 
-Equations (6) to (8) stand in `implicit.py`. J = sqrt(rho) ds/dx comes as
-products: J^T t by a gradient tape, and J v by a second tape around it, since the transpose of a
-linear map is its gradient.
+Equations (6) to (8) are in `implicit.py`. Only products with J = sqrt(rho) ds/dx are computed:
+J^T t by a gradient tape, and J v by a second tape around it, since the gradient of a linear map is
+its transpose.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +23,11 @@ from proxnet_tf.ops.recurrent.implicit import (
 
 
 class Linearised:
-    """s as a function of the input x, and products with its Jacobian, the state evaluated once.
+    """s as a function of the input x, evaluated once, and products with its Jacobian.
 
     Args:
         state: from x, (batch, features), to s.
-        x: where.
+        x: the input at which s and the Jacobian are taken.
     """
 
     def __init__(self, state: Product, x: tf.Tensor):
@@ -36,7 +36,7 @@ class Linearised:
         with self._tape:
             self._tape.watch(x)
             self.s = state(x)
-        if self._tape.gradient(self.s, x) is None:  # the state does not depend on x, or
+        if self._tape.gradient(self.s, x) is None:  # the state ignores x, or no tape records
             check_tapes()
         self._probe = tf.zeros_like(self.s)
         self._transpose_tape = tf.GradientTape(persistent=True)
@@ -70,10 +70,10 @@ def prox_black_box(
 
     Args:
         state: `state(x, parameters, constants)` is the new state, (batch, units): a pure function
-            of its tensors, independent by example, twice differentiable (once more for each
-            further order of derivative).
+            of its tensors that treats examples independently, twice differentiable (once more for
+            each further order of derivative).
         x: the input of the cell, (batch, features).
-        parameters: everything else that J depends on and gradients are wanted of.
+        parameters: the other tensors that J depends on and that get gradients.
         constants: a structure of the other tensors (and `None`) that J depends on.
         s: the new state, (batch, units).
         sqrt_rho: delta / sqrt(lam), a constant of the map.

@@ -16,7 +16,7 @@ BLOCKS = 4  # of pre-activations: those of the gates, and one more
 
 @tf.custom_gradient
 def times(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """a o b of one shape. TensorFlow's own gradient sees to broadcasting, which LiteRT cannot."""
+    """a o b of one shape. TensorFlow's gradient adds broadcasting, which LiteRT cannot convert."""
     return a * b, lambda y: (y * b, y * a)
 
 
@@ -39,7 +39,7 @@ def gather(x: tf.Tensor, blocks: tuple[int, ...]) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Equations(abc.ABC):
-    """The equations of a gated cell, and what is fixed in them besides its weights.
+    """The equations of a gated cell, and their fixed parts besides the weights.
 
     A cell has pre-activations z in four blocks side by side, (..., 4 units). With x the input and
     y the previous output or state,
@@ -51,7 +51,7 @@ class Equations(abc.ABC):
     Attributes:
         activation: elementwise, of the candidate (and of an LSTM's output).
         recurrent_activation: elementwise, of the gates.
-        output_from_prox: the output is made of c instead of s.
+        output_from_prox: the output is computed from c instead of s.
         solver: how (7) is solved.
     """
 

@@ -6,8 +6,8 @@ rho = delta^2/lam, the proximal state is
     c = argmin_c lam ||c - s||^2 + delta^2 ||c^T G||^2 = (I + rho G G^T)^-1 s.                  (6)
 
 Everything in `ops.recurrent` works with J = sqrt(rho) G, so that (6) reads c = (I + J J^T)^-1 s.
-By the push-through identity c is the remainder of a regularized least squares problem in the space
-of the input, whose solution u is also what the gradient needs:
+By the push-through identity c is the residual of a regularized least squares problem in the space
+of the input. The gradient, too, needs its solution u:
 
     (I + J^T J) u = J^T s,    c = s - J u,    u = J^T c.                              (7)
 
@@ -33,7 +33,7 @@ Product = Callable[[tf.Tensor], tf.Tensor]
 
 
 class Solver(NamedTuple):
-    """How far the linear system of (7) is solved.
+    """How exactly the linear system of (7) is solved.
 
     Attributes:
         tolerance: bound on the error of c relative to the norm of s; `None`: 1e-12 in float64,
@@ -58,10 +58,10 @@ class Solved(NamedTuple):
     """The solution of (7).
 
     Attributes:
-        c: the remainder s - J u, (batch, units).
+        c: s - J u, (batch, units).
         u: the solution, (batch, features).
         products: the linear part of J u, see `solve_by_products`.
-        report: how well; `residual` bounds the error of c relative to the norm of s, (batch,).
+        report: how well it is solved; `residual`, (batch,), bounds the error of c over ||s||.
     """
 
     c: tf.Tensor
@@ -113,7 +113,7 @@ def solve_by_products(
         image=tf.zeros([tf.shape(s)[0], width], s.dtype),
     )
     error = (solved.residual * tf.math.divide_no_nan(rhs_size, 2.0 * size))[:, 0]
-    # What is not a number stays so, where conjugate gradients would keep their start.
+    # NaN stays NaN; conjugate gradients would return their start instead.
     broken = tf.math.is_nan(error)[:, None]
     u, products = (
         tf.where(broken, tf.cast(float("nan"), s.dtype), x) for x in (solved.solution, solved.image)
@@ -129,7 +129,7 @@ class Explained(NamedTuple):
     """The result of a function that `with_gradient` makes differentiable.
 
     Attributes:
-        values: tensors, what the function is about.
+        values: tensors, the output of the function.
         residuals: tensors that its gradient needs.
         report: how well the problems inside were solved.
     """
@@ -150,18 +150,18 @@ def isolated(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=256)
 def _compiled(function: Callable[..., Any], options: Any, shapes: Any) -> Callable[..., Any]:
-    """`function`, compiled by XLA. What is equal here shares one compiled program."""
+    """`function`, compiled by XLA. Equal arguments share one compiled program."""
     return tf.function(lambda *given: function(*given, options), autograph=False, jit_compile=True)
 
 
 def run(
     function: Callable[..., Any], tensors: Tensors, constants: Any, options: Any, jit_compile: bool
 ) -> Any:
-    """`function(tensors, constants, options)`, off the tape, if asked for compiled by XLA.
+    """`function(tensors, constants, options)`, off the tape, and compiled by XLA if asked for.
 
     Args:
-        function: if compiled, a function of a module: all its callers share what is compiled.
-        tensors: what gradients are wanted of.
+        function: to be compiled, a function of a module: all its callers share the program.
+        tensors: the tensors that get gradients.
         constants: a structure of tensors and `None`.
         options: hashable, fixed in the compiled program.
         jit_compile: whether XLA compiles.
@@ -170,7 +170,7 @@ def run(
     if not jit_compile:
         return off_the_tape(function(*given, options))
     shapes = (None if t is None else (t.dtype, *t.shape) for t in tf.nest.flatten(given))
-    # Its results too: TensorFlow must not look for derivatives inside of it.
+    # The results too: TensorFlow must not look for derivatives inside of the function.
     return off_the_tape(_compiled(function, options, tuple(shapes))(*given))
 
 
@@ -198,8 +198,8 @@ def with_gradient(
         differentiable: from the arguments, the cotangents, constants and options to the cotangents
             of the arguments, by differentiable operations: for derivatives of higher order.
         arguments: tensors.
-        constants: a structure of tensors and `None`, what is not differentiated in.
-        options: hashable, what is fixed in a graph.
+        constants: a structure of tensors and `None`, which get no gradients.
+        options: hashable, fixed in a graph.
         observer: sees the report of `backward`.
         jit_compile: compile `forward` and `backward` by XLA.
 
@@ -207,8 +207,8 @@ def with_gradient(
         The values and the report of `forward`.
     """
     number = len(arguments)
-    # Tensors have to be arguments of what is `isolated`: in the body of a loop, TensorFlow may take
-    # a derivative where those of the graph around it are out of reach.
+    # Tensors have to be arguments of an `isolated` function: in the body of a loop, TensorFlow may
+    # take a derivative where tensors of the graph around it are out of reach.
     flat = tf.nest.flatten(constants)
     given = [tf.stop_gradient(x) for x in flat if x is not None]
 
@@ -280,12 +280,12 @@ def implicit_state(
     contract: Callable[..., Tensors],
     observer: Observer | None = None,
 ) -> tuple[tf.Tensor, Report]:
-    """c of (7), by (8) differentiable to every order in the tensors that J is made of and in s.
+    """c of (7), by (8) differentiable to every order in s and in the tensors that J depends on.
 
     Args:
-        inputs: the tensors that J is made of and gradients are wanted of.
+        inputs: the tensors that J depends on and that get gradients.
         s: the new state.
-        constants: a structure of the other tensors (and `None`) that J is made of.
+        constants: a structure of the other tensors (and `None`) that J depends on.
         solve: from `inputs`, `constants` and s to the solution of (7).
         transpose: from `inputs`, `constants` and c to J^T c.
         contract: from `inputs`, `constants` and a, w, c, u of (8) to the cotangents of `inputs`.

@@ -48,14 +48,14 @@ def prox_sequence(
 ) -> States:
     """A proximal gated cell over a whole sequence, differentiable to every order.
 
-    In the first derivative, written out, the loop over time holds only what depends on later
-    steps; the weights' gradients are products over all steps at once. Higher derivatives
+    The first derivative is written out. Its loop over time computes only what depends on later
+    steps; the gradients of the weights are products over all steps at once. Higher derivatives
     differentiate the loop over single steps.
 
     Args:
         inputs: (time, batch, features).
-        hidden: h before the first step, (batch, units). Where the output is not fed back, what
-            masked steps before the first valid one repeat.
+        hidden: h before the first step, (batch, units). If the output is not fed back, it is only
+            repeated at masked steps before the first valid one.
         carry: c before the first step, (batch, units).
         kernel: (features, blocks * units), see `Equations`.
         recurrent_kernel: (units, blocks * units).
@@ -72,7 +72,7 @@ def prox_sequence(
     """
     if mask is not None:
         mask = mask[..., None]
-        inputs = tf.where(mask, inputs, tf.zeros_like(inputs))  # padding may be anything
+        inputs = tf.where(mask, inputs, tf.zeros_like(inputs))  # padding may hold any values
     (hidden, carry), report = with_gradient(
         _scan,
         _scan_gradient,
@@ -93,10 +93,10 @@ def _length(x: tf.Tensor) -> Any:
 def _loop(
     step: Any, inputs: Sequence[tf.Tensor | None], start: Any, like: Tensors, reverse: bool = False
 ) -> Any:
-    """A loop over time, or back from the last step: the last state and all values, by time.
+    """A loop over time, or backwards: returns the last state, and all values by time.
 
     Args:
-        step: from a state and what `inputs` have at a time to the next state and a list of values.
+        step: maps a state and the `inputs` of a time step to the next state and a list of values.
         inputs: tensors (time, ...) and `None`.
         start: the first state, a tuple of tensors.
         like: the values have the shapes and dtypes of these.
@@ -129,13 +129,13 @@ def _held(valid: tf.Tensor | None, new: Tensors, old: Tensors) -> Tensors:
 def _inputs(
     x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, scale: tf.Tensor | None, equations: Equations
 ) -> tf.Tensor:
-    """What the input and the bias have in the pre-activations, for all steps at once."""
+    """The part of input and bias in the pre-activations, for all steps at once."""
     xw = tf.tensordot(x if scale is None else x * scale, kernel, 1)
     return spread(xw, equations.input_blocks) + bias
 
 
 def _fed(h: tf.Tensor, c: tf.Tensor, kernel: tf.Tensor, equations: Equations) -> tf.Tensor:
-    """What the step before has in the pre-activations."""
+    """The part of the previous step in the pre-activations."""
     return spread((h if equations.feeds_output else c) @ kernel, equations.recurrent_blocks)
 
 

@@ -1,12 +1,12 @@
 """One step of a proximal gated cell and its adjoint, matrix-free (Li, Ma, Zhang, 2020, section 4).
 
-Equations (6) to (8) stand in `implicit.py`. Here J v is
+Equations (6) to (8) are in `implicit.py`. Here J v is
 
     J v = sum_k slopes_k o (v K_k),   K_k = sqrt(rho) W_k,                              (9)
 
 where k runs over the three gates that make the state, W_k is the input kernel of a gate, and
-slopes_k is the derivative of the new state in the gate's pre-activation, elementwise: one product
-with the K_k side by side, a scaling and a sum. With (9), (8) becomes
+slopes_k is the elementwise derivative of the new state in the gate's pre-activation. So J v takes
+one product with the K_k side by side, a scaling and a sum. With (9), (8) becomes
 
     d slopes_k = -(a o (u K_k) + c o (w K_k)),
     dK_k = -(u (slopes_k o a)^T + w (slopes_k o c)^T).
@@ -58,8 +58,8 @@ class Preconditioner(NamedTuple):
 
     Attributes:
         inverse: M^-1, (features, features).
-        needed: boolean scalar; where the eigenvalues of M are all near 1, M^-1 costs more products
-            than it saves.
+        needed: boolean scalar, False if the eigenvalues of M are all near 1: M^-1 then costs more
+            products than it saves.
     """
 
     inverse: tf.Tensor
@@ -88,8 +88,8 @@ class GateKernels:
         """M = I + J^T J with gates at rest, for many steps with this kernel.
 
         At rest the state has the slope 1/2 in its candidate, the last of the gates, and 0 in the
-        others. With more features than units J^T J is singular, for every example in directions
-        of its own, and with masks M is far from it: no preconditioner.
+        others. There is no preconditioner with more features than units (J^T J is singular, in
+        other directions for every example), nor with masks (M is far from I + J^T J).
         """
         features, units = self.kernel.shape[0], self.kernel.shape[1] // GATES
         if features > units or self.masks is not None:
@@ -104,7 +104,7 @@ class GateKernels:
     def of(
         cls, kernel: tf.Tensor, equations: Equations, sqrt_rho: tf.Tensor, masks: Masks = None
     ) -> "GateKernels":
-        """From the input kernel of the layer, (features, blocks * units), and all its masks."""
+        """Made of the input kernel of the layer, (features, blocks * units), and all its masks."""
         units = kernel.shape[-1] // len(equations.input_blocks)
         masks = None if masks is None else masks[:GATES]
         return cls(sqrt_rho * kernel[:, : GATES * units], masks)
@@ -130,7 +130,7 @@ class GateKernels:
 
 
 def approximate_inverse(matrix: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
-    """That of a symmetric positive definite A by Newton's iteration, X <- X (2 I - A X).
+    """The inverse of a symmetric positive definite A by Newton's iteration, X <- X (2 I - A X).
 
     X is a polynomial of A and positive definite. The inverses of eigenvalues of A far below
     bound / 2^16 come out too small, and do not overflow.
@@ -171,7 +171,7 @@ def solve_gates(s: tf.Tensor, slopes: tf.Tensor, kernels: GateKernels, solver: S
 
 
 class NewState(NamedTuple):
-    """What a cell makes of its pre-activations.
+    """What a cell computes from its pre-activations.
 
     Attributes:
         s: the new state before the proximal map, (batch, units).
@@ -185,12 +185,12 @@ class NewState(NamedTuple):
 
 
 def new_state_of(z: tf.Tensor, c_prev: tf.Tensor, equations: Equations) -> NewState:
-    """The new state with its slopes: it is elementwise in z, so one gradient has them all."""
+    """The new state and its slopes: s is elementwise in z, so one gradient gives all slopes."""
     with tf.GradientTape() as tape:
         tape.watch(z)
         s, gate = equations.new_state(z, c_prev)
     slopes = tape.gradient(s, z)
-    if slopes is None:  # every activation is constant, or
+    if slopes is None:  # all activations are constant, or no tape records
         check_tapes()
         slopes = tf.zeros_like(z)
     return NewState(s, gate, slopes[:, : GATES * s.shape[-1]])
@@ -210,7 +210,7 @@ def cell_step(
         c_prev: the previous proximal state, (batch, units).
         kernels: (9).
         equations: of the cell.
-        valid: boolean (batch, 1); where false there is nothing to solve.
+        valid: boolean (batch, 1); where False no problem is solved.
     """
     s, gate, slopes = new_state_of(z, c_prev, equations)
     if valid is not None:
@@ -220,7 +220,7 @@ def cell_step(
 
 
 class StepCotangent(NamedTuple):
-    """What `step_cotangent` finds.
+    """The result of `step_cotangent`.
 
     Attributes:
         z: cotangent of the pre-activations.
@@ -249,7 +249,7 @@ def step_cotangent(
     kernels: GateKernels,
     equations: Equations,
 ) -> StepCotangent:
-    """The cotangents of `cell_step`, but that of the kernel: see `kernel_cotangent`.
+    """The cotangents of `cell_step`, except that of the kernel: see `kernel_cotangent`.
 
     Args:
         z, c_prev: the arguments of the step.
@@ -283,7 +283,7 @@ def kernel_cotangent(
     slopes_c: tf.Tensor,
     u: tf.Tensor,
 ) -> tf.Tensor:
-    """The part of J in the gradient of the input kernel, (features, `width`).
+    """The part of the input kernel's gradient that comes through J, (features, `width`).
 
     Args:
         kernels: of (9), made of the input kernel.

@@ -1,6 +1,6 @@
 """Error against the number of labels: which way of making two views agree helps, and when?
 
-    python examples/paper/labels.py --output DIR             # the whole study, about 80 minutes
+    python examples/paper/labels.py --output DIR             # the whole study, about three hours
     python examples/paper/labels.py --output DIR --report    # tables and figure of what is there
 
 Every finished run is a line of DIR/labels.jsonl; the same command continues after a stop.

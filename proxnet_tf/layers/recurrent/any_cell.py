@@ -55,7 +55,7 @@ class ProxRNNCell(HasLam, keras.layers.Layer, DropoutCell):  # type: ignore[misc
             = (I + delta^2/lam G_t G_t^T)^-1 s_t.
 
     The cell is a black box: nested gradient tapes give products with G_t, which is never formed.
-    Gradients are exact, of every order. A training step costs four to eight times one of the
+    Gradients are exact, of every order. A training step costs three to seven times one of the
     wrapped cell. A wrapped `keras.layers.LSTMCell` or `GRUCell` computes the same as `ProxLSTMCell`
     or `ProxGRUCell`, which are several times faster.
 

@@ -164,7 +164,7 @@ class CCA(Correlation):
     def _whitened(
         self, covariance: tf.Tensor, epsilon: tf.Tensor, unused: tf.Tensor | None
     ) -> tuple[tf.Tensor, ...]:
-        """Factor and whitening as in `Factors`, the whitening of each view, T of (8), if finite."""
+        """Factor and whitening as in `Factors`, that of each view, T between views, if finite."""
         within = _regularized(covariance, epsilon, unused)
         d1, d2 = self.sizes
         views = within[:d1, :d1], within[d1:, d1:]

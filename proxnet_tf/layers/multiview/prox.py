@@ -108,10 +108,13 @@ class _MultiviewProx(HasLam, MultiviewLayer):
                 step = self.moving_map - tf.eye(*self.moving_map.shape, dtype=self.moving_map.dtype)
                 output = apply_step(views.rows, views.valid, self.moving_mean, step)
             if self._monitor:
-                for name, rows in (("correlation_before", views.rows), ("correlation", output)):
+                values = []
+                for rows in [views.rows, output][: 1 + (output is not views.rows)]:
                     sample = gram_of(rows, views.valid, self.border.all_reduce)
                     found = correlations_of_gram(views.correlation, sample, self.epsilon)
-                    self._monitor.watch(name, tf.reduce_sum(found), sample.count)
+                    values.append(tf.reduce_sum(found))
+                self._monitor.watch("correlation_before", values[0], sample.count)
+                self._monitor.watch("correlation", values[-1], sample.count)
         return views.leave(output, self.compute_dtype)
 
     def _solve(self, views: Views, training: bool) -> tf.Tensor:

@@ -170,8 +170,8 @@ def loss_of_gram(correlation: Correlation, sample: Sample, epsilon: tf.Tensor | 
 
     @tf.custom_gradient
     def loss(gram: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        finite, *arguments = _in_row_spaces(correlation, epsilon, sample._replace(gram=gram))
-        value, slope = correlation.value_and_slope(*arguments)
+        finite, covariance, unused = _in_row_spaces(correlation, sample._replace(gram=gram))
+        value, slope = correlation.value_and_slope(covariance, epsilon, unused)
         slope = nan_unless(finite, slope / tf.maximum(sample.count - 1.0, 1.0))
 
         def backward(y: tf.Tensor) -> tf.Tensor:
@@ -182,10 +182,8 @@ def loss_of_gram(correlation: Correlation, sample: Sample, epsilon: tf.Tensor | 
     return loss(sample.gram)
 
 
-def _in_row_spaces(
-    correlation: Correlation, epsilon: tf.Tensor, sample: Sample
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Whether C is finite, and the arguments of `factorise` that compare views in row spaces."""
+def _in_row_spaces(correlation: Correlation, sample: Sample) -> tuple[tf.Tensor, ...]:
+    """Whether C is finite, S = C / (n - 1), and `unused` of `Correlation.factorise`."""
     count, _, gram, rounding = map(tf.stop_gradient, sample)
     finite, gram = guarded(gram)
     unused = tf.cond(
@@ -193,7 +191,7 @@ def _in_row_spaces(
         lambda: tf.zeros_like(gram),
         lambda: outside_row_spaces(correlation, gram, rounding)[0],
     )
-    return finite, gram / tf.maximum(count - 1.0, 1.0), epsilon, unused
+    return finite, gram / tf.maximum(count - 1.0, 1.0), unused
 
 
 def correlations_of_gram(
@@ -205,12 +203,11 @@ def correlations_of_gram(
     rows give zeros.
     """
     # One graph for all models with views of these sizes.
-    largest = compiled(_largest_values, correlation, None)
-    return largest(scalar(epsilon, tf.float64), sample)
+    return compiled(_largest_values, correlation, None)(scalar(epsilon, tf.float64), sample)
 
 
 def _largest_values(correlation: Correlation, epsilon: tf.Tensor, sample: Sample) -> tf.Tensor:
-    finite, *arguments = _in_row_spaces(correlation, epsilon, sample)
-    spectrum = correlation.decompose(*arguments)
+    finite, covariance, unused = _in_row_spaces(correlation, sample)
+    spectrum = correlation.decompose(covariance, epsilon, unused)
     values = (spectrum.selected * spectrum.values)[: correlation.num_components]
     return nan_unless(finite, values)
